@@ -1,0 +1,3 @@
+"""Batch LLM completions inside Apache Airflow."""
+
+__version__ = "0.1.0"

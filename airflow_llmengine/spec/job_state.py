@@ -1,0 +1,119 @@
+"""The small JSON documents of a job directory. ``docs`` of each say who writes it and when."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+"""Version of the job directory's layout and of these documents."""
+
+RESULT_FORMAT_VERSION = 1
+"""Version of what an output element looks like. A part of the fingerprint: formats never mix in one output."""
+
+
+class StateDocument(BaseModel):
+    """A document of the job directory. Readers ignore what a later version may have added."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class JobHandle(StateDocument):
+    """Names one generation of one job, wherever it was launched."""
+
+    path: str
+    """The job's ``output_data_path``."""
+    fingerprint: str
+    generation: int = Field(ge=1)
+
+    @property
+    def scratch_name(self) -> str:
+        """Name of the generation's folder in the job directory."""
+        return f"{self.fingerprint}-{self.generation}"
+
+
+class CurrentJob(StateDocument):
+    """``current.json``: which generation may commit. Written by whoever launches; the newest launch wins."""
+
+    fingerprint: str
+    generation: int
+    owner: str
+    """Who the output belongs to: ``dag_id/task_id`` of an Airflow task, or a name given on the command line."""
+    series: str
+    """The series of attempts that launched it: a retry has the same, a clear or a new run another."""
+
+
+class JobDocument(StateDocument):
+    """``job.json``: the launch. Written by whoever launches; a new series writes it anew, with a new deadline."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    plugin_version: str
+    request: dict[str, Any]
+    """The request as given, without ``content`` (it is private, and its hash is in the fingerprint)."""
+    owner: str
+    series: str
+    created: float
+    """Seconds since the epoch at which the generation was first launched; also ``created`` of V2 results."""
+    launched: float
+    """Seconds since the epoch at which this series was launched."""
+    deadline: float
+    """Seconds since the epoch after which nothing of this series may run."""
+
+
+class PinnedInput(StateDocument):
+    """``input.json``: what the first worker found. Later workers must find the same, or stop with an error."""
+
+    input_identity: str
+    input_format: str
+    chunk_records: int
+    chunk_tokens: int
+    model_identity: str | None = None
+    """The weights that were really loaded: a hub revision, or a digest of a local checkpoint."""
+    engine: str
+    engine_version: str
+
+
+class InputEnd(StateDocument):
+    """``end.json``: written by whoever reads the input to its end first."""
+
+    records: int
+    chunks: int
+
+
+class CancelRequest(StateDocument):
+    """``cancel.json``: every worker of the named generation stops and saves."""
+
+    fingerprint: str
+    generation: int
+    reason: str
+    requested: float
+
+
+ReplicaPhase = Literal["starting", "loading", "generating", "stopping", "done", "partial", "failed"]
+
+
+class Heartbeat(StateDocument):
+    """``replicas/<i>.json``: a replica's sign of life and its progress. Replaced every few seconds."""
+
+    replica: int
+    replicas: int
+    phase: ReplicaPhase
+    host: str
+    pid: int
+    started: float
+    updated: float
+    records_total: int | None = None
+    """Records of the whole input, once somebody has read it to its end."""
+    records_done: int = 0
+    """Records this attempt has finished, failed ones included."""
+    records_failed: int = 0
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed records of this attempt by error type."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    records_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+    chunks_committed: list[tuple[int, int]] = Field(default_factory=list)
+    """Chunks this attempt has committed, as closed ranges."""
+    message: str | None = None

@@ -1,0 +1,49 @@
+"""The manifest: the one proof that a job succeeded."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, RESULT_FORMAT_VERSION, JobHandle, StateDocument
+
+
+class Manifest(StateDocument):
+    """``<output_data_path>.manifest.json``: written last, after the output stands whole.
+
+    It is valid while the output beside it still has the size and the checksum (or, on an object store, the etag) that
+    it names; an output that somebody replaced or cut makes it invalid.
+    """
+
+    protocol_version: int = PROTOCOL_VERSION
+    result_format_version: int = RESULT_FORMAT_VERSION
+    output_data_path: str
+    fingerprint: str
+    generation: int
+    owner: str
+    output_format: Literal["json", "jsonl"]
+    output_bytes: int
+    output_sha256: str
+    output_etag: str | None = None
+    """The store's own tag of the output object; null on a file system."""
+    records: int
+    succeeded: int
+    failed: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed records by error type."""
+    prompt_tokens: int
+    completion_tokens: int
+    model: str
+    model_identity: str | None = None
+    engine: str
+    engine_version: str
+    created: float
+    """Seconds since the epoch at which the generation was launched."""
+    finished: float
+    """Seconds since the epoch at which the output stood."""
+
+    @property
+    def handle(self) -> JobHandle:
+        """The job this output came from."""
+        return JobHandle(path=self.output_data_path, fingerprint=self.fingerprint, generation=self.generation)

@@ -1,0 +1,72 @@
+"""What the worker asks of an engine. Another engine is one new module and one entry point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.worker.records import Record
+
+
+class EngineDiedError(Exception):
+    """The engine is gone or could not be started; no record can be answered any more by this one."""
+
+
+class RecordRejectedError(Exception):
+    """The engine can't answer this one record; it is alive and goes on with the others."""
+
+    def __init__(self, error_type: RecordErrorType, message: str) -> None:
+        super().__init__(message)
+        self.error_type = error_type
+        self.message = message
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One record's answer, ready for the output apart from what only the job knows (``id``, ``created``)."""
+
+    body: dict[str, Any]
+    """V1: the fields of ``CompletionOutput``. V2 and chat: the API's response object."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Engine(Protocol):
+    """An engine that answers records. All methods but the constructor run in one asyncio loop."""
+
+    name: str
+    """What results and manifest call it, for example ``vllm``."""
+    version: str
+    """Its version; known before it is started."""
+
+    async def start(self) -> None:
+        """Load the model. Raises ``EngineDiedError``, or ``ModelNotFoundError`` when there is no such model."""
+
+    @property
+    def model_identity(self) -> str | None:
+        """The weights that were loaded, once started: a hub revision or a digest; None where it can't be told."""
+
+    @property
+    def capacity(self) -> int:
+        """How many sequences the engine runs at once. The worker keeps somewhat more in flight."""
+
+    async def complete(self, record: Record) -> Answer:
+        """Answer one record. Cancelling the call aborts the request inside the engine.
+
+        Raises ``RecordRejectedError`` for a fault of the record, ``EngineDiedError`` when the engine is gone.
+        """
+
+    async def stop(self) -> None:
+        """Free everything, processes included. Safe to call twice, and after a failed start."""
+
+
+class ModelNotFoundError(Exception):
+    """The model or checkpoint does not exist or can't be read; the message says what was looked for and where."""
+
+
+class EngineFactory(Protocol):
+    """What the entry point group ``airflow_llmengine.engines`` names. Must be cheap: the engine loads in ``start``."""
+
+    def __call__(self, request: CreateBatchCompletionsV1Request) -> Engine: ...

@@ -1,0 +1,48 @@
+"""One record on its way from a reader to an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
+from airflow_llmengine.spec.results import RecordError
+
+
+@dataclass(frozen=True, slots=True)
+class RawRecord:
+    """A record as a reader found it: located and parsed as JSON, not yet validated."""
+
+    index: int
+    """Its place in the whole input, from 0, over all files."""
+    location: str
+    """Where a person finds it, for messages: ``line 7 of input.jsonl``, ``element 7 of input.json``."""
+    value: Any
+    """The JSON value; None when ``error`` is set."""
+    size: int
+    """Bytes it took in the input."""
+    error: RecordError | None = None
+    """Set when it could not even be parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRecord:
+    """A V1 record: one prompt with the sampling parameters that all share."""
+
+    prompt: str
+    content: CreateBatchCompletionsV1RequestContent
+    """The shared parameters; its ``prompts`` are empty here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A validated record, ready for an engine."""
+
+    index: int
+    location: str
+    request: PromptRecord | CompletionV2Request | ChatCompletionV2Request
+    custom_id: str | None = None
+    is_batch_line: bool = False
+    """Whether it came as a line of an OpenAI batch file, and is answered as one."""
