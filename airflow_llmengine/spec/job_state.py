@@ -1,4 +1,4 @@
-"""The small JSON documents of a job directory. ``docs`` of each say who writes it and when."""
+"""The small JSON documents of a job directory. Each says who writes it and when."""
 
 from __future__ import annotations
 
@@ -67,9 +67,20 @@ class PinnedInput(StateDocument):
     input_identity: str
     input_format: str
     chunk_records: int
+    """Most records of one chunk."""
     chunk_tokens: int
-    model_identity: str | None = None
-    """The weights that were really loaded: a hub revision, or a digest of a local checkpoint."""
+    """Most tokens, read and asked for, of one chunk of more than one record."""
+
+
+class PinnedModel(StateDocument):
+    """``model.json``: what the first worker that needed an engine loaded.
+
+    Apart from ``input.json`` because it is known only after the model is loaded, and a worker with nothing left to
+    generate never loads one.
+    """
+
+    model_identity: str | None
+    """The weights that were really loaded: a hub revision, or a digest of a local checkpoint; null if unknown."""
     engine: str
     engine_version: str
 
