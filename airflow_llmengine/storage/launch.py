@@ -1,0 +1,206 @@
+"""Launching: which generation of which job a new attempt belongs to, or that there is nothing left to run.
+
+Every launcher (operator, command line) goes through ``launch_job``, so that they all agree.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from airflow_llmengine import __version__
+from airflow_llmengine.spec.identity import fingerprint, inline_identity
+from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, CurrentJob, JobDocument, JobHandle
+from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.inputs import input_identity, list_input
+from airflow_llmengine.storage.job_directory import JobDirectory
+
+IfDone = Literal["reuse", "regenerate"]
+
+DEFAULT_MAX_RUNTIME_SEC = 86400
+"""The contract's default, also where ``max_runtime_sec`` is given as null."""
+
+
+class LaunchRefusedError(Exception):
+    """The job must not start as it is; the message says why and what to do. Trying again does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What an attempt is told when it is launched."""
+
+    handle: JobHandle
+    deadline: float
+    """Seconds since the epoch after which nothing of this series of attempts may run."""
+    created: float
+    """Seconds since the epoch at which the generation was first launched."""
+    manifest: Manifest | None = None
+    """Set when the job is done already: its answer stands, and nothing has to run."""
+    resumed: bool = False
+    """Whether earlier attempts of this generation left a job directory to go on from."""
+
+
+def job_input_identity(storage: Storage, request: CreateBatchCompletionsV1Request) -> str:
+    """Name the content of the job's input, wherever it is given.
+
+    Raises:
+        StorageError: The input does not exist or can't be read.
+    """
+    if request.content is not None:
+        return inline_identity(request.content)
+    if request.input_data_path is None:
+        raise LaunchRefusedError("The request has neither content nor input_data_path: give exactly one of them.")
+    return input_identity(storage, list_input(storage, request.input_data_path))
+
+
+def launch_job(
+    storage: Storage,
+    request: CreateBatchCompletionsV1Request,
+    *,
+    owner: str,
+    series: str,
+    if_done: IfDone = "reuse",
+    overwrite: bool = False,
+    engine: str = "vllm",
+    now: float | None = None,
+) -> Launch:
+    """Decide what an attempt works on, and write it down for its workers.
+
+    Args:
+        storage: Where input and output are, with credentials.
+        request: A request that ``validate_request`` has passed.
+        owner: Who the output belongs to: ``dag_id/task_id`` of an Airflow task. Another owner's output is refused.
+        series: Names the series of attempts. Attempts of one series share one deadline.
+        if_done: What to do when the job's valid output exists: answer from it, or generate it anew, once per series.
+        overwrite: Take over an output that something else wrote.
+        engine: Name of the engine that will answer; a part of the fingerprint.
+        now: Seconds since the epoch, for tests; the clock's time by default.
+
+    Raises:
+        LaunchRefusedError: See the message.
+        StorageError: Input or job directory can't be read or written.
+    """
+    now = time.time() if now is None else now
+    _refuse_output_over_input(storage, request)
+    identity = job_input_identity(storage, request)
+    job_fingerprint = fingerprint(request, input_identity=identity, engine=engine)
+    directory = JobDirectory(storage, request.output_data_path)
+    manifest = directory.valid_manifest()
+    current = directory.read_current()
+    same_series = current is not None and current.series == series and current.fingerprint == job_fingerprint
+
+    if manifest is not None and manifest.fingerprint == job_fingerprint:
+        finished_by_this_series = same_series and current is not None and current.generation == manifest.generation
+        if if_done == "reuse" or finished_by_this_series:
+            return Launch(
+                handle=manifest.handle,
+                deadline=now + _budget(request),
+                created=manifest.created,
+                manifest=manifest,
+            )
+
+    if not overwrite:
+        _refuse_foreign_output(directory, manifest, current, owner)
+
+    generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
+    handle = JobHandle(path=request.output_data_path, fingerprint=job_fingerprint, generation=generation)
+    scratch = directory.scratch(handle)
+    job = scratch.read_job()
+    if job is not None and job.series == series:
+        cancelled = directory.read_cancel()
+        if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (job_fingerprint, generation):
+            raise LaunchRefusedError(
+                f"The job was cancelled ({cancelled.reason}); what it had finished is kept. "
+                "Clear the task, or start a new run, to go on."
+            )
+        if now >= job.deadline:
+            raise LaunchRefusedError(
+                f"max_runtime_sec ({int(_budget(request))} s) of this series of attempts is used up; what was finished "
+                "is kept. Clear the task, or start a new run, to go on with a new budget."
+            )
+        deadline, created = job.deadline, job.created
+    else:
+        deadline = now + _budget(request)
+        created = now if job is None else job.created
+        scratch.write_job(
+            JobDocument(
+                protocol_version=PROTOCOL_VERSION,
+                plugin_version=__version__,
+                request={name: value for name, value in request.given().items() if name != "content"},
+                owner=owner,
+                series=series,
+                created=created,
+                launched=now,
+                deadline=deadline,
+            )
+        )
+        directory.clear_cancel()
+    directory.write_current(
+        CurrentJob(fingerprint=job_fingerprint, generation=generation, owner=owner, series=series)
+    )
+    return Launch(handle=handle, deadline=deadline, created=created, resumed=resumed)
+
+
+def _budget(request: CreateBatchCompletionsV1Request) -> float:
+    return float(DEFAULT_MAX_RUNTIME_SEC if request.max_runtime_sec is None else request.max_runtime_sec)
+
+
+def _refuse_output_over_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> None:
+    if request.input_data_path is None:
+        return
+    output = storage.location(request.output_data_path)
+    if storage.location(request.input_data_path).url == output.url or any(
+        entry.url == output.url for entry in list_input(storage, request.input_data_path)
+    ):
+        raise LaunchRefusedError(
+            f"output_data_path {output.url} is also read as input: give the output a place of its own."
+        )
+
+
+def _refuse_foreign_output(
+    directory: JobDirectory, manifest: Manifest | None, current: CurrentJob | None, owner: str
+) -> None:
+    """Refuse to replace what this owner's jobs did not write."""
+    url = directory.output.url
+    how = "give another output_data_path, or overwrite=True to replace it"
+    if manifest is None and directory.output.exists():
+        # Between the old manifest's deletion and the new one's writing an output stands alone; its scratch is the
+        # witness that it is ours. Without one, something else wrote it, or changed it after it was finished.
+        unfinished = current is not None and any(
+            (handle.fingerprint, handle.generation) == (current.fingerprint, current.generation)
+            for handle in directory.scratches()
+        )
+        if not unfinished:
+            raise LaunchRefusedError(f"{url} exists, and no job of this plugin wrote it as it stands: {how}.")
+    holder = current.owner if current is not None else manifest.owner if manifest is not None else owner
+    if holder != owner:
+        raise LaunchRefusedError(f"{url} belongs to {holder}, not to {owner}: {how}.")
+
+
+def _generation(
+    directory: JobDirectory,
+    manifest: Manifest | None,
+    current: CurrentJob | None,
+    job_fingerprint: str,
+    same_series: bool,
+    if_done: IfDone,
+) -> tuple[int, bool]:
+    """The generation to work on, and whether its job directory stands already."""
+    known = directory.scratches()
+    if if_done == "reuse":
+        resumable = [handle.generation for handle in known if handle.fingerprint == job_fingerprint]
+        if resumable:
+            return max(resumable), True
+    elif same_series and current is not None:
+        return current.generation, any(
+            (handle.fingerprint, handle.generation) == (job_fingerprint, current.generation) for handle in known
+        )
+    used = [handle.generation for handle in known]
+    if current is not None:
+        used.append(current.generation)
+    if manifest is not None:
+        used.append(manifest.generation)
+    return max(used, default=0) + 1, False

@@ -1,0 +1,197 @@
+"""Chunks: how the input is cut, and what a chunk's file looks like.
+
+A chunk is the unit of commits, of claims and of what a crash may cost. It is cut by the input alone, never by the
+number of replicas, so that a retry with another number finds the same chunks.
+
+A chunk's file is one header line, then one line for each record: its element of the output, letter for letter. A part
+(the finished records of an interrupted chunk) looks the same and names its records in the header.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from airflow_llmengine.spec.job_state import StateDocument
+from airflow_llmengine.worker.records import RawRecord
+
+DEFAULT_CHUNK_RECORDS = 256
+"""Most records of a chunk."""
+
+DEFAULT_CHUNK_TOKENS = 262_144
+"""Most tokens, read and asked for, of a chunk of more than one record: about a minute of one GPU's work."""
+
+BYTES_PER_TOKEN = 4
+"""Rough size of a token of prompt, good enough to cut chunks by."""
+
+CHAT_TOKENS_WHEN_UNBOUNDED = 1024
+"""What a chat record that sets no limit of its own is taken to ask for."""
+
+
+class ChunkHeader(StateDocument):
+    """First line of a chunk's or a part's file."""
+
+    chunk: int
+    indices: list[int] | None = None
+    """A part's records; null in a whole chunk, whose records are consecutive."""
+    first: int
+    records: int
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Failed records by error type."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive records of the input."""
+
+    number: int
+    records: list[RawRecord]
+
+
+class _LimitedOutput(Protocol):
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One record's place in the output, ready to be written, with what is counted of it."""
+
+    element: bytes
+    """The output element as JSON in UTF-8, without a line break."""
+    error_type: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ChunkResults:
+    """The results of one chunk as they come in, in any order."""
+
+    number: int
+    first: int
+    size: int
+    finished: dict[int, Finished] = field(default_factory=dict)
+    """By the record's index in the input."""
+    restored: frozenset[int] = frozenset()
+    """Indices that came from the parts of earlier attempts."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every record of the chunk is finished."""
+        return len(self.finished) == self.size
+
+    def encode(self) -> bytes:
+        """The file of the whole chunk."""
+        indices = range(self.first, self.first + self.size)
+        return encode_results(self.number, self.first, [self.finished[index] for index in indices], None)
+
+    def encode_part(self) -> bytes | None:
+        """The file of what this attempt has finished of the chunk; None when there is nothing new."""
+        indices = sorted(index for index in self.finished if index not in self.restored)
+        if not indices:
+            return None
+        return encode_results(self.number, self.first, [self.finished[index] for index in indices], indices)
+
+
+def cut(
+    records: Iterable[RawRecord], *, max_records: int, max_tokens: int, content: _LimitedOutput | None
+) -> Iterator[Chunk]:
+    """Cut the input into chunks.
+
+    Args:
+        records: The whole input, in order.
+        max_records: Most records of a chunk.
+        max_tokens: Most tokens of a chunk of more than one record.
+        content: The V1 parameters that all records share, if the input is V1.
+    """
+    number, tokens = 0, 0
+    pending: list[RawRecord] = []
+    for record in records:
+        weight = record.size // BYTES_PER_TOKEN + requested_tokens(record.value, content)
+        if pending and (len(pending) == max_records or tokens + weight > max_tokens):
+            yield Chunk(number, pending)
+            number, tokens, pending = number + 1, 0, []
+        pending.append(record)
+        tokens += weight
+    if pending:
+        yield Chunk(number, pending)
+
+
+def requested_tokens(value: Any, content: _LimitedOutput | None) -> int:
+    """How many tokens a record asks the model to write, as far as it says so. Never raises: it may be anything."""
+    if content is not None:
+        return content.max_new_tokens
+    if isinstance(value, dict) and isinstance(value.get("body"), dict):
+        value = value["body"]
+    if not isinstance(value, dict):
+        return 0
+    limit = value.get("max_completion_tokens") or value.get("max_tokens")
+    if not _is_count(limit):
+        limit = CHAT_TOKENS_WHEN_UNBOUNDED if "messages" in value else 16
+    choices = value.get("n")
+    return int(limit) * (int(choices) if _is_count(choices) else 1)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def encode_results(number: int, first: int, results: Sequence[Finished], indices: list[int] | None) -> bytes:
+    """Write a chunk's or a part's file."""
+    header = ChunkHeader(
+        chunk=number,
+        indices=indices,
+        first=first,
+        records=len(results),
+        failures=dict(Counter(result.error_type for result in results if result.error_type is not None)),
+        prompt_tokens=sum(result.prompt_tokens for result in results),
+        completion_tokens=sum(result.completion_tokens for result in results),
+    )
+    lines = [header.model_dump_json(exclude_none=True).encode()]
+    lines.extend(result.element for result in results)
+    return b"\n".join(lines) + b"\n"
+
+
+def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
+    """Read a chunk's or a part's file: its header and its elements.
+
+    Raises:
+        ValueError: The file is not what ``encode_results`` writes.
+    """
+    head, *elements = data.removesuffix(b"\n").split(b"\n")
+    header = ChunkHeader.model_validate_json(head)
+    if len(elements) != header.records:
+        raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
+    return header, elements
+
+
+def restore_part(data: bytes) -> dict[int, Finished]:
+    """The finished records of a part, by index."""
+    header, elements = decode_results(data)
+    indices = header.indices
+    if indices is None or len(indices) != len(elements):
+        raise ValueError(f"a part of chunk {header.chunk} does not name its records")
+    return {index: _finished(element) for index, element in zip(indices, elements, strict=True)}
+
+
+def _finished(element: bytes) -> Finished:
+    """Count an element again that was read back."""
+    value = json.loads(element)
+    body = value
+    if isinstance(value.get("response"), dict):
+        body = value["response"].get("body", {})
+    error = value.get("error")
+    usage = body.get("usage") or {}
+    return Finished(
+        element=element,
+        error_type=error.get("type") if isinstance(error, dict) else None,
+        prompt_tokens=usage.get("prompt_tokens") or body.get("num_prompt_tokens") or 0,
+        completion_tokens=usage.get("completion_tokens") or body.get("num_completion_tokens") or 0,
+    )

@@ -1,0 +1,92 @@
+"""From an answer or an error to the bytes of its element in the output."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.job_state import JobHandle
+from airflow_llmengine.spec.results import RecordError
+from airflow_llmengine.worker.chunks import Finished
+from airflow_llmengine.worker.engines.base import Answer
+from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
+
+
+class ElementWriter:
+    """Writes the elements of one job: what is the same for all of them is given once.
+
+    Args:
+        handle: The job; the results' ``id`` is made of its fingerprint and the record's index.
+        created: Seconds since the epoch at which the job was launched: ``created`` of every result, so that a result
+            does not depend on when it was made.
+    """
+
+    def __init__(self, handle: JobHandle, created: float) -> None:
+        self._fingerprint = handle.fingerprint
+        self._created = int(created)
+
+    def answer(self, record: Record, answer: Answer) -> Finished:
+        """The element of an answered record."""
+        body = answer.body
+        if not isinstance(record.request, PromptRecord):
+            kind = "chatcmpl" if isinstance(record.request, ChatCompletionV2Request) else "cmpl"
+            body = {**body, "id": f"{kind}-{self._fingerprint}-{record.index}", "created": self._created}
+        if record.is_batch_line:
+            body = self._batch_line(
+                record.index,
+                record.custom_id,
+                response={"status_code": 200, "request_id": f"{self._fingerprint}-{record.index}", "body": body},
+                error=None,
+            )
+        return Finished(
+            element=encode_element(body),
+            prompt_tokens=answer.prompt_tokens,
+            completion_tokens=answer.completion_tokens,
+        )
+
+    def error(self, error: RecordError, *, is_batch_line: bool) -> Finished:
+        """The element of a record that has no answer."""
+        element = error.wire()
+        if is_batch_line:
+            element = self._batch_line(error.index, error.custom_id, response=None, error=element["error"])
+        return Finished(element=encode_element(element), error_type=error.type.value)
+
+    def _batch_line(
+        self, index: int, custom_id: str | None, *, response: dict[str, Any] | None, error: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        return {
+            "id": f"batch_req_{self._fingerprint}-{index}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+
+
+def looks_like_batch_line(raw: RawRecord) -> bool:
+    """Whether a record, valid or not, was meant as a line of an OpenAI batch file and is answered as one."""
+    return isinstance(raw.value, dict) and ("body" in raw.value or "custom_id" in raw.value)
+
+
+def encode_element(value: dict[str, Any]) -> bytes:
+    """JSON in UTF-8 on one line; numbers that JSON does not know become null."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_without_non_finite(value), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate can't be written in UTF-8; as an escape it can, and it reads back as it was.
+        return json.dumps(json.loads(text), separators=(",", ":")).encode("ascii")
+
+
+def _without_non_finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_non_finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(item) for item in value]
+    return value

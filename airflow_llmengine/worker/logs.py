@@ -1,0 +1,42 @@
+"""Where the worker's log lines go: standard error, for people or, line by line as JSON, for a launcher."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Literal
+
+LogFormat = Literal["text", "json"]
+
+PACKAGE_LOGGER = "airflow_llmengine"
+
+
+class JSONLineFormatter(logging.Formatter):
+    """One JSON object a line: ``{"level", "logger", "message"}``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one log record, its traceback included, without a line break."""
+        message = record.getMessage()
+        if record.exc_info:
+            message = f"{message}\n{self.formatException(record.exc_info)}"
+        return json.dumps({"level": record.levelname, "logger": record.name, "message": message})
+
+
+def configure_logs(log_format: LogFormat, *, verbose: bool = False) -> None:
+    """Send this package's log lines to standard error.
+
+    Args:
+        log_format: ``text`` for people, ``json`` for a launcher that reads line by line.
+        verbose: Show DEBUG lines, which may quote prompts and outputs.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JSONLineFormatter()
+        if log_format == "json"
+        else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S")
+    )
+    logger = logging.getLogger(PACKAGE_LOGGER)
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
