@@ -116,6 +116,8 @@ class Heartbeat(StateDocument):
     updated: float
     records_total: int | None = None
     """Records of the whole input, once somebody has read it to its end."""
+    records_already_done: int = 0
+    """Records of this replica's share that earlier attempts finished."""
     records_done: int = 0
     """Records this attempt has finished, failed ones included."""
     records_failed: int = 0

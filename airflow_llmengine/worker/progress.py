@@ -1,0 +1,134 @@
+"""How far a replica is: counted once, told to the log, to the heartbeat and to the final summary."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from airflow_llmengine.spec.job_state import Heartbeat, ReplicaPhase
+from airflow_llmengine.worker.chunks import Finished
+
+RATE_WINDOW_SECONDS = 60.0
+"""Speeds are told over the last so many seconds."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of one attempt of one replica."""
+
+    replica: int
+    replicas: int
+    phase: ReplicaPhase = "starting"
+    total: int | None = None
+    """Records of the whole input, once known."""
+    already: int = 0
+    """Records of this replica's share that earlier attempts finished."""
+    done: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    committed: set[int] = field(default_factory=set)
+    started: float = field(default_factory=time.time)
+    loading_seconds: float = 0.0
+    generating_seconds: float = 0.0
+    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    @property
+    def failed(self) -> int:
+        """Failed records of this attempt."""
+        return self.failures.total()
+
+    def count(self, result: Finished) -> None:
+        """Count one record that this attempt finished."""
+        self.done += 1
+        if result.error_type is not None:
+            self.failures[result.error_type] += 1
+        self.prompt_tokens += result.prompt_tokens
+        self.completion_tokens += result.completion_tokens
+
+    def rates(self) -> tuple[float, float]:
+        """Records and generated tokens a second, over the last minute."""
+        now = time.monotonic()
+        self._samples.append((now, self.done, self.completion_tokens))
+        while len(self._samples) > 2 and now - self._samples[0][0] > RATE_WINDOW_SECONDS:
+            self._samples.popleft()
+        then, done, tokens = self._samples[0]
+        seconds = now - then
+        if seconds <= 0:
+            return 0.0, 0.0
+        return (self.done - done) / seconds, (self.completion_tokens - tokens) / seconds
+
+    def line(self) -> str:
+        """One line for a person: done/total, speeds, time to go, failures."""
+        records_per_second, tokens_per_second = self.rates()
+        done = self.already + self.done
+        # Other replicas' shares are not seen from here: the mean share is told.
+        share = None if self.total is None else -(-self.total // self.replicas)
+        parts = [f"{done}/{share if share is not None else '?'} records"]
+        if self.replicas > 1:
+            parts[0] += f" (replica {self.replica} of {self.replicas})"
+        parts.append(f"{records_per_second:.1f} records/s")
+        parts.append(f"{tokens_per_second:.0f} tokens/s")
+        if share is not None and records_per_second > 0:
+            parts.append(f"ETA {_duration(max(0, share - done) / records_per_second)}")
+        parts.append(f"{self.failed} failed")
+        return ", ".join(parts)
+
+    def summary(self) -> str:
+        """The last line of an attempt: records, failures by type, tokens, seconds, speed."""
+        speed = self.completion_tokens / self.generating_seconds if self.generating_seconds else 0.0
+        failures = ", ".join(f"{count} {name}" for name, count in self.failures.most_common()) or "none"
+        return (
+            f"{self.done} records in this attempt ({self.already} found finished), failed: {failures}; "
+            f"tokens in {self.prompt_tokens}, out {self.completion_tokens}; "
+            f"loading {self.loading_seconds:.1f} s, generating {self.generating_seconds:.1f} s, {speed:.0f} tokens/s"
+        )
+
+    def heartbeat(self, message: str | None = None) -> Heartbeat:
+        """The replica's sign of life."""
+        records_per_second, tokens_per_second = self.rates()
+        return Heartbeat(
+            replica=self.replica,
+            replicas=self.replicas,
+            phase=self.phase,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started=self.started,
+            updated=time.time(),
+            records_total=self.total,
+            records_already_done=self.already,
+            records_done=self.done,
+            records_failed=self.failed,
+            failures=dict(self.failures),
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            records_per_second=round(records_per_second, 3),
+            tokens_per_second=round(tokens_per_second, 3),
+            chunks_committed=list(ranges(self.committed)),
+            message=message,
+        )
+
+
+def ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """Whole numbers as closed ranges, in order: ``{1, 2, 3, 7}`` is ``(1, 3), (7, 7)``."""
+    first = last = None
+    for number in sorted(numbers):
+        if first is None or last is None:
+            first = last = number
+        elif number == last + 1:
+            last = number
+        else:
+            yield first, last
+            first = last = number
+    if first is not None and last is not None:
+        yield first, last
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,374 @@
+"""One replica at work: keep the engine full, commit chunks as they finish, and stop in time with the work saved."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
+from airflow_llmengine.spec.results import RecordError, RecordErrorType
+from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.worker.chunks import ChunkResults
+from airflow_llmengine.worker.elements import ElementWriter
+from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError
+from airflow_llmengine.worker.progress import Progress
+from airflow_llmengine.worker.records import Record
+from airflow_llmengine.worker.share import ChunkWork, Share
+from airflow_llmengine.worker.stopping import Stop, StopReason
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 5.0
+"""How often a heartbeat is written, and cancel and supersession are looked for."""
+
+PROGRESS_LINE_SECONDS = 15.0
+"""How often a progress line is logged."""
+
+FLUSH_SECONDS = 10.0
+"""Time kept for writing parts before the process must be gone; at most a third of what is left."""
+
+LATENCY_SAMPLES = 256
+"""The slowest of so many latest records tells how long before the deadline admission ends."""
+
+PENDING_COMMITS = 8
+"""Chunks that may wait for a slow storage before no more records are admitted."""
+
+
+class ModelChangedError(Exception):
+    """The weights are not those that an earlier attempt of the same job loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """What a replica is told apart from the job itself."""
+
+    deadline: float
+    """Seconds since the epoch."""
+    max_error_rate: float | None
+    """Failed records, as a share of all, above which the job has failed; None: only a job whose every record fails."""
+
+
+class Replica:
+    """Works through one share of one job. ``run`` is called once."""
+
+    def __init__(
+        self,
+        *,
+        directory: JobDirectory,
+        handle: JobHandle,
+        share: Share,
+        engine: Engine,
+        elements: ElementWriter,
+        progress: Progress,
+        stop: Stop,
+        settings: ReplicaSettings,
+    ) -> None:
+        self._directory = directory
+        self._handle = handle
+        self._scratch = directory.scratch(handle)
+        self._share = share
+        self._engine = engine
+        self._elements = elements
+        self._progress = progress
+        self._stop = stop
+        self._settings = settings
+        self._open: dict[int, ChunkResults] = {}
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._commits: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
+        self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
+        self._counting = False
+
+    async def run(self) -> ExitCode:
+        """Do what is left of the share.
+
+        Returns:
+            ``DONE``, or the exit code of the reason to stop, with the finished work saved.
+
+        Raises:
+            StorageError, InputChangedError, ModelChangedError, ModelNotFoundError, EngineDiedError: See each.
+        """
+        background: list[asyncio.Task[None]] = []
+        try:
+            if self._share.is_done():
+                logger.info("nothing is left to do for this replica; no engine is loaded")
+                return ExitCode.DONE
+            work = await self._next_for_engine()
+            if work is not None:
+                background.append(asyncio.create_task(self._count_input()))
+                await self._start_engine()
+                self._stop.saving_starts(asyncio.get_running_loop())
+                background.append(asyncio.create_task(self._watch()))
+                background.append(asyncio.create_task(self._watch_deadline()))
+                started = time.monotonic()
+                try:
+                    await self._generate(work)
+                finally:
+                    self._progress.generating_seconds = time.monotonic() - started
+            exit_code = ExitCode.DONE
+            if self._stop.reason is not None:
+                exit_code = self._stop.reason.exit_code
+            return exit_code
+        finally:
+            self._counting = False
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await self._engine.stop()
+
+    async def _next_for_engine(self) -> ChunkWork | None:
+        """The next chunk that needs an engine; chunks that don't are committed on the way."""
+        while not self._stop.requested:
+            work = await asyncio.to_thread(self._share.next)
+            if work is None or work.todo:
+                return work
+            await self._commit(work.results)
+        return None
+
+    async def _start_engine(self) -> None:
+        self._progress.phase = "loading"
+        await self._beat("loading the model")
+        started = time.monotonic()
+        await self._engine.start()
+        self._progress.loading_seconds = time.monotonic() - started
+        logger.info(
+            "%s %s is ready after %.1f s", self._engine.name, self._engine.version, self._progress.loading_seconds
+        )
+        found = PinnedModel(
+            model_identity=self._engine.model_identity,
+            engine=self._engine.name,
+            engine_version=self._engine.version,
+        )
+        pinned = await asyncio.to_thread(self._scratch.pin_model, found)
+        if pinned.model_identity != found.model_identity:
+            raise ModelChangedError(
+                f"the model's weights are {found.model_identity}, and an earlier attempt of this job used "
+                f"{pinned.model_identity}: give the earlier weights back, or start anew with if_done='regenerate'"
+            )
+        if pinned.engine_version != found.engine_version:
+            logger.warning(
+                "earlier attempts ran %s %s, this one runs %s", pinned.engine, pinned.engine_version, found.engine_version
+            )
+
+    async def _generate(self, work: ChunkWork | None) -> None:
+        self._progress.phase = "generating"
+        # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
+        window = self._engine.capacity + max(8, self._engine.capacity // 4)
+        following = asyncio.create_task(self._next_for_engine())
+        try:
+            while work is not None and not self._stop.requested:
+                self._open[work.results.number] = work.results
+                for record in work.todo:
+                    await self._wait_for_room(window)
+                    if self._stop.requested:
+                        break
+                    self._admit(record, work.results)
+                else:
+                    work = await self._unless_stopped(following)
+                    following = asyncio.create_task(self._next_for_engine())
+            await self._drain()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            if self._stop.requested:
+                await self._save_parts()
+        if not self._stop.requested:
+            await asyncio.gather(*self._commits)
+
+    async def _unless_stopped(self, following: asyncio.Task[ChunkWork | None]) -> ChunkWork | None:
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((following, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        return following.result() if following.done() else None
+
+    async def _wait_for_room(self, window: int) -> None:
+        while (len(self._in_flight) >= window or len(self._commits) >= PENDING_COMMITS) and not self._stop.requested:
+            self._room.clear()
+            room = asyncio.create_task(self._room.wait())
+            stopped = asyncio.create_task(self._stop.wait())
+            await asyncio.wait((room, stopped), return_when=asyncio.FIRST_COMPLETED)
+            room.cancel()
+            stopped.cancel()
+
+    def _admit(self, record: Record, results: ChunkResults) -> None:
+        task = asyncio.create_task(self._complete(record, results))
+        self._in_flight.add(task)
+        task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._room.set()
+
+    async def _complete(self, record: Record, results: ChunkResults) -> None:
+        started = time.monotonic()
+        try:
+            finished = self._elements.answer(record, await self._engine.complete(record))
+        except RecordRejectedError as error:
+            finished = self._elements.error(
+                RecordError(
+                    type=error.error_type,
+                    message=f"{record.location}: {error.message}",
+                    index=record.index,
+                    custom_id=record.custom_id,
+                ),
+                is_batch_line=record.is_batch_line,
+            )
+        except EngineDiedError as error:
+            self._stop.request(StopReason.ENGINE_DIED, f"the engine died: {error}")
+            return
+        except Exception as error:
+            # A defect of ours or of the engine costs this record, not the job. The text of an unknown exception may
+            # quote the prompt, so only its type is told.
+            logger.warning("%s: %s while it was completed", record.location, type(error).__name__)
+            logger.debug("record %d", record.index, exc_info=True)
+            finished = self._elements.error(
+                RecordError(
+                    type=RecordErrorType.INTERNAL,
+                    message=f"{record.location}: {type(error).__name__} while the record was completed",
+                    index=record.index,
+                    custom_id=record.custom_id,
+                ),
+                is_batch_line=record.is_batch_line,
+            )
+        self._latencies.append(time.monotonic() - started)
+        results.finished[record.index] = finished
+        self._progress.count(finished)
+        self._check_error_rate()
+        if results.complete:
+            del self._open[results.number]
+            commit = asyncio.create_task(self._commit_or_stop(results))
+            self._commits.add(commit)
+            commit.add_done_callback(self._committed)
+
+    def _committed(self, commit: asyncio.Task[None]) -> None:
+        self._commits.discard(commit)
+        self._room.set()
+
+    async def _commit_or_stop(self, results: ChunkResults) -> None:
+        try:
+            await self._commit(results)
+        except StorageError as error:
+            self._stop.request(StopReason.STORAGE_UNREACHABLE, str(error))
+
+    async def _commit(self, results: ChunkResults) -> None:
+        """Commit a whole chunk, unless the job is no longer this generation's."""
+        if await self._is_current():
+            await asyncio.to_thread(lambda: self._scratch.commit_chunk(results.number, results.encode()))
+            self._progress.committed.add(results.number)
+
+    async def _is_current(self) -> bool:
+        current = await asyncio.to_thread(self._directory.read_current)
+        if current is not None and (current.fingerprint, current.generation) == (
+            self._handle.fingerprint,
+            self._handle.generation,
+        ):
+            return True
+        self._stop.request(
+            StopReason.SUPERSEDED,
+            f"generation {self._handle.generation} of this job is no longer the current one of {self._handle.path}: "
+            "another launch took over",
+        )
+        return False
+
+    def _check_error_rate(self) -> None:
+        rate, total = self._settings.max_error_rate, self._progress.total
+        if rate is not None and total is not None and self._progress.failed > rate * total:
+            self._stop.request(
+                StopReason.TOO_MANY_FAILED_RECORDS,
+                f"{self._progress.failed} of {total} records have failed, more than max_error_rate {rate:g} allows",
+            )
+
+    async def _drain(self) -> None:
+        """Wait for the records in flight: all of them, or as long as a stop leaves time."""
+        while self._in_flight:
+            if not self._stop.requested:
+                stopped = asyncio.create_task(self._stop.wait())
+                await asyncio.wait((*self._in_flight, stopped), return_when=asyncio.FIRST_COMPLETED)
+                stopped.cancel()
+                continue
+            if self._stop.reason in (StopReason.ENGINE_DIED, StopReason.SUPERSEDED, StopReason.CANCELLED):
+                patience = 0.0
+            else:
+                left = min(self._stop.seconds_left, self._settings.deadline - time.time())
+                patience = max(0.0, left - min(FLUSH_SECONDS, left / 3))
+            self._progress.phase = "stopping"
+            _done, late = await asyncio.wait(self._in_flight, timeout=min(patience, 1.0))
+            if late and patience <= 1.0:
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
+        if self._commits:
+            await asyncio.wait(self._commits)
+
+    async def _save_parts(self) -> None:
+        if self._stop.reason is StopReason.SUPERSEDED or not await self._is_current():
+            return
+        for results in self._open.values():
+            part = results.encode_part()
+            if part is not None:
+                await asyncio.to_thread(self._scratch.commit_part, results.number, part)
+        logger.info("saved what was finished of %d open chunks", len(self._open))
+
+    async def _watch(self) -> None:
+        """Heartbeats, progress lines, and a look for cancel and supersession."""
+        last_line = time.monotonic()
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            try:
+                await self._beat()
+                cancelled = await asyncio.to_thread(self._directory.read_cancel)
+                if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (
+                    self._handle.fingerprint,
+                    self._handle.generation,
+                ):
+                    self._stop.request(
+                        StopReason.CANCELLED, f"the job was cancelled ({cancelled.reason}); what is finished is kept"
+                    )
+                await self._is_current()
+            except StorageError as error:
+                # A heartbeat is not worth the job: the next commit decides whether storage is really gone.
+                logger.warning("no heartbeat: %s", error)
+            if time.monotonic() - last_line >= PROGRESS_LINE_SECONDS:
+                last_line = time.monotonic()
+                logger.info("%s", self._progress.line())
+
+    async def _beat(self, message: str | None = None) -> None:
+        await asyncio.to_thread(self._scratch.write_heartbeat, self._progress.heartbeat(message))
+
+    async def _watch_deadline(self) -> None:
+        """End admission early enough that the records in flight can finish before the deadline."""
+        started = time.time()
+        while True:
+            left = self._settings.deadline - time.time()
+            reserve = max(self._latencies, default=0.0) * 1.25 + min(FLUSH_SECONDS, left / 3)
+            if left <= min(reserve, (self._settings.deadline - started) / 2):
+                self._stop.request(
+                    StopReason.DEADLINE,
+                    "max_runtime_sec is about to run out; what is finished is kept",
+                    seconds=max(0.0, left),
+                )
+                return
+            await asyncio.sleep(min(1.0, max(0.05, left / 10)))
+
+    async def _count_input(self) -> None:
+        """Learn how long the input is while the model loads, for the progress line and ``max_error_rate``."""
+        if self._progress.replica != 0 or self._share.end is not None:
+            return
+        self._counting = True
+
+        def count() -> None:
+            for _chunk in self._share.count_input():
+                if not self._counting:
+                    return
+                if self._progress.phase == "generating":
+                    # The engine's own work in this process comes first.
+                    time.sleep(0.01)
+
+        await asyncio.to_thread(count)

@@ -1,0 +1,155 @@
+"""Stopping in time: who asks for it, how long there is, and the last hand that ends the process when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+
+from airflow_llmengine.spec.exit_codes import ExitCode
+
+logger = logging.getLogger(__name__)
+
+
+class StopReason(StrEnum):
+    """Why a worker stops before everything is done."""
+
+    DEADLINE = "deadline"
+    CANCELLED = "cancelled"
+    TERMINATED = "terminated"
+    LAUNCHER_GONE = "launcher gone"
+    SUPERSEDED = "superseded"
+    TOO_MANY_FAILED_RECORDS = "too many failed records"
+    ENGINE_DIED = "engine died"
+    STORAGE_UNREACHABLE = "storage unreachable"
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """How the process ends for this reason."""
+        return {
+            StopReason.TOO_MANY_FAILED_RECORDS: ExitCode.TOO_MANY_FAILED_RECORDS,
+            StopReason.ENGINE_DIED: ExitCode.ENGINE_DIED,
+            StopReason.STORAGE_UNREACHABLE: ExitCode.STORAGE_UNREACHABLE,
+        }.get(self, ExitCode.PARTIAL)
+
+
+class Stop:
+    """The one switch that ends a worker early. The first reason stands; a later one can only shorten the time.
+
+    Until ``saving_starts`` is called there is nothing to save, and a stop ends the process at once, even while the
+    main thread is busy loading a model.
+    """
+
+    def __init__(self) -> None:
+        self.reason: StopReason | None = None
+        self.message = ""
+        self._ends_at = float("inf")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+        self._lock = threading.Condition()
+        self._saving = False
+        self._watchdog: threading.Thread | None = None
+        self._on_exit: Callable[[], None] | None = None
+
+    @property
+    def requested(self) -> bool:
+        """Whether somebody asked to stop."""
+        return self.reason is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the process is ended from outside or by the watchdog; infinite if nobody asked to stop."""
+        return self._ends_at - time.monotonic()
+
+    def saving_starts(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on there is work to save: a stop is told to ``wait`` instead of ending the process at once."""
+        with self._lock:
+            self._loop = loop
+            self._event = asyncio.Event()
+            self._saving = True
+            if self.requested:
+                self._event.set()
+
+    def finished(self) -> None:
+        """The work is saved: the watchdog stands down."""
+        with self._lock:
+            self._ends_at = float("inf")
+            self._saving = True
+            self._lock.notify_all()
+
+    async def wait(self) -> None:
+        """Return once a stop is asked for. Only after ``saving_starts``."""
+        if self._event is None:
+            raise RuntimeError("wait() was called before saving_starts()")
+        await self._event.wait()
+
+    def request(self, reason: StopReason, message: str, *, seconds: float = float("inf")) -> None:
+        """Ask to stop; from any thread.
+
+        Args:
+            reason: Why.
+            message: One sentence for the log and the exception.
+            seconds: How long the worker has to save; then the process is ended.
+        """
+        with self._lock:
+            first = self.reason is None
+            if first:
+                self.reason, self.message = reason, message
+                logger.warning("stopping: %s", message)
+            self._ends_at = min(self._ends_at, time.monotonic() + seconds)
+            saving = self._saving
+            if saving and self._loop is not None and self._event is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._event.set)
+            if self._watchdog is None:
+                self._watchdog = threading.Thread(target=self._watch, name="stop-watchdog", daemon=True)
+                self._watchdog.start()
+            self._lock.notify_all()
+
+    def _watch(self) -> None:
+        with self._lock:
+            while self._saving and self._ends_at > time.monotonic():
+                left = self._ends_at - time.monotonic()
+                self._lock.wait(None if left == float("inf") else left)
+            reason = self.reason
+        end_process((reason or StopReason.TERMINATED).exit_code)
+
+
+def end_process(exit_code: ExitCode) -> None:
+    """End this process now, and the processes that it started."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    logging.shutdown()
+    os._exit(exit_code)
+
+
+def watch_signals(stop: Stop, grace_seconds: float) -> None:
+    """Turn SIGTERM and SIGINT into a stop, in a thread of its own: the main thread may be busy loading a model.
+
+    Args:
+        stop: The switch.
+        grace_seconds: How long after the signal the process may live (Kubernetes' termination grace period). A tenth
+            of it is kept in hand.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    # The handlers only have to exist: it is the byte in the pipe that is acted on.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch() -> None:
+        while data := os.read(reader, 1):
+            if data[0] in (signal.SIGTERM, signal.SIGINT):
+                stop.request(
+                    StopReason.TERMINATED,
+                    f"got {signal.Signals(data[0]).name}; what is finished is kept",
+                    seconds=0.9 * grace_seconds,
+                )
+
+    threading.Thread(target=watch, name="signals", daemon=True).start()
