@@ -37,7 +37,8 @@ class Manifest(StateDocument):
     model: str
     model_identity: str | None = None
     engine: str
-    engine_version: str
+    engine_version: str | None = None
+    """Null when no record needed the engine, so that none was loaded."""
     created: float
     """Seconds since the epoch at which the generation was launched."""
     finished: float

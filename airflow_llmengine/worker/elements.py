@@ -90,3 +90,10 @@ def _without_non_finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_non_finite(item) for item in value]
     return value
+
+
+def error_of(element: bytes) -> RecordError | None:
+    """The error of an element of the output; None if it is an answer."""
+    value = json.loads(element)
+    error = value.get("error") if isinstance(value, dict) else None
+    return None if error is None else RecordError.model_validate(error)

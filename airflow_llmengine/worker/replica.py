@@ -107,13 +107,11 @@ class Replica:
                 background.append(asyncio.create_task(self._watch_deadline()))
                 started = time.monotonic()
                 try:
-                    await self._generate(work)
+                    if await self._generate(work):
+                        return ExitCode.DONE
                 finally:
                     self._progress.generating_seconds = time.monotonic() - started
-            exit_code = ExitCode.DONE
-            if self._stop.reason is not None:
-                exit_code = self._stop.reason.exit_code
-            return exit_code
+            return ExitCode.DONE if self._stop.reason is None else self._stop.reason.exit_code
         finally:
             self._counting = False
             for task in background:
@@ -155,7 +153,8 @@ class Replica:
                 "earlier attempts ran %s %s, this one runs %s", pinned.engine, pinned.engine_version, found.engine_version
             )
 
-    async def _generate(self, work: ChunkWork | None) -> None:
+    async def _generate(self, work: ChunkWork | None) -> bool:
+        """Complete the share, from ``work`` on; True if nothing is left of it."""
         self._progress.phase = "generating"
         # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
         window = self._engine.capacity + max(8, self._engine.capacity // 4)
@@ -172,13 +171,14 @@ class Replica:
                     work = await self._unless_stopped(following)
                     following = asyncio.create_task(self._next_for_engine())
             await self._drain()
+            return work is None and not self._open and not self._stop.requested
         finally:
             following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            if self._stop.requested:
+            for task in self._in_flight:
+                task.cancel()
+            await asyncio.gather(following, *self._in_flight, *self._commits, return_exceptions=True)
+            if self._open:
                 await self._save_parts()
-        if not self._stop.requested:
-            await asyncio.gather(*self._commits)
 
     async def _unless_stopped(self, following: asyncio.Task[ChunkWork | None]) -> ChunkWork | None:
         stopped = asyncio.create_task(self._stop.wait())
@@ -186,7 +186,7 @@ class Replica:
             await asyncio.wait((following, stopped), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
-        return following.result() if following.done() else None
+        return following.result() if following.done() and not following.cancelled() else None
 
     async def _wait_for_room(self, window: int) -> None:
         while (len(self._in_flight) >= window or len(self._commits) >= PENDING_COMMITS) and not self._stop.requested:

@@ -1,0 +1,221 @@
+"""The end of a job: committed chunks become the output, and the manifest says that it stands."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
+from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
+from airflow_llmengine.storage.output import OutputWriter
+from airflow_llmengine.worker.chunks import ChunkHeader, decode_results
+from airflow_llmengine.worker.elements import error_of
+from airflow_llmengine.worker.progress import ranges
+
+logger = logging.getLogger(__name__)
+
+
+class JobIncompleteError(Exception):
+    """Chunks are missing; the message says which."""
+
+
+class JobSupersededError(Exception):
+    """Another launch took over the output; this generation must not write it."""
+
+
+class TooManyFailedRecordsError(Exception):
+    """Every record failed, or more than ``max_error_rate`` allows; no output is written."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    records: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    example: str | None = None
+    """Message of a failed record, of the type that is commonest."""
+
+    def add(self, header: ChunkHeader) -> None:
+        self.records += header.records
+        self.prompt_tokens += header.prompt_tokens
+        self.completion_tokens += header.completion_tokens
+        self.failures.update(header.failures)
+
+
+def collect(
+    directory: JobDirectory,
+    handle: JobHandle,
+    request: CreateBatchCompletionsV1Request,
+    *,
+    owner: str,
+    created: float,
+    engine: str,
+    max_error_rate: float | None,
+) -> Manifest:
+    """Put the output together from the committed chunks, and prove it by the manifest.
+
+    Safe to run twice at once: both write the same bytes, and who comes late finds the manifest.
+
+    Raises:
+        JobIncompleteError: Not every chunk is committed.
+        JobSupersededError: This generation is not the current one.
+        TooManyFailedRecordsError: The job has failed; its chunks are kept.
+        StorageError: See the message.
+    """
+    scratch = directory.scratch(handle)
+    try:
+        return _collect(directory, scratch, handle, request, owner, created, engine, max_error_rate)
+    except (StorageError, JobIncompleteError):
+        # Somebody else may have collected the same generation, and deleted the chunks, in the meantime.
+        manifest = directory.valid_manifest()
+        if manifest is not None and manifest.handle == handle:
+            return manifest
+        raise
+
+
+def _collect(
+    directory: JobDirectory,
+    scratch: JobScratch,
+    handle: JobHandle,
+    request: CreateBatchCompletionsV1Request,
+    owner: str,
+    created: float,
+    engine: str,
+    max_error_rate: float | None,
+) -> Manifest:
+    end = _require_all_chunks(scratch)
+    _require_current(directory, handle)
+    totals = _count(scratch, end)
+    _require_enough_success(totals, max_error_rate)
+    as_lines = request.output_data_path.endswith(".jsonl")
+    model = scratch.read_model()
+    directory.delete_manifest()
+    with OutputWriter(directory.output) as writer:
+        for piece in _output(scratch, end, as_lines=as_lines):
+            writer.write(piece)
+        _require_current(directory, handle)
+    written = writer.result
+    manifest = Manifest(
+        output_data_path=request.output_data_path,
+        fingerprint=handle.fingerprint,
+        generation=handle.generation,
+        owner=owner,
+        output_format="jsonl" if as_lines else "json",
+        output_bytes=written.size,
+        output_sha256=written.sha256,
+        output_etag=written.etag,
+        records=totals.records,
+        succeeded=totals.records - totals.failures.total(),
+        failed=totals.failures.total(),
+        failures=dict(totals.failures),
+        prompt_tokens=totals.prompt_tokens,
+        completion_tokens=totals.completion_tokens,
+        model=request.model_cfg.served_model_name or request.model_cfg.model,
+        model_identity=None if model is None else model.model_identity,
+        engine=engine,
+        engine_version=_engine_version(model),
+        created=created,
+        finished=time.time(),
+    )
+    directory.write_manifest(manifest)
+    scratch.delete()
+    return manifest
+
+
+def _engine_version(model: PinnedModel | None) -> str | None:
+    return None if model is None else model.engine_version
+
+
+def _require_current(directory: JobDirectory, handle: JobHandle) -> None:
+    current = directory.read_current()
+    if current is None or (current.fingerprint, current.generation) != (handle.fingerprint, handle.generation):
+        raise JobSupersededError(
+            f"generation {handle.generation} of this job is no longer the current one of {handle.path}: another "
+            "launch took over; its output was left alone"
+        )
+
+
+def _require_all_chunks(scratch: JobScratch) -> InputEnd:
+    end = scratch.read_end()
+    if end is None:
+        raise JobIncompleteError("no worker has read the input to its end yet; run the job again to go on")
+    missing = list(ranges(set(range(end.chunks)) - scratch.committed_chunks()))
+    if missing:
+        named = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in missing[:5])
+        more = "" if len(missing) <= 5 else f" and {len(missing) - 5} more ranges"
+        count = sum(last - first + 1 for first, last in missing)
+        raise JobIncompleteError(
+            f"{count} of {end.chunks} chunks are not done ({named}{more}); run the job again to go on from there"
+        )
+    return end
+
+
+def _chunks(scratch: JobScratch, end: InputEnd) -> Iterator[tuple[ChunkHeader, list[bytes]]]:
+    first = 0
+    for number in range(end.chunks):
+        try:
+            header, elements = decode_results(scratch.read_chunk(number))
+        except ValueError as error:
+            raise StorageError(
+                f"chunk {number} in the job directory is damaged ({error}); delete its file and run the job again"
+            ) from error
+        if (header.chunk, header.first) != (number, first):
+            raise StorageError(
+                f"chunk {number} in the job directory holds something else (chunk {header.chunk} from record "
+                f"{header.first}); delete its file and run the job again"
+            )
+        first += header.records
+        yield header, elements
+
+
+def _count(scratch: JobScratch, end: InputEnd) -> _Totals:
+    totals = _Totals()
+    examples: dict[str, str] = {}
+    for header, elements in _chunks(scratch, end):
+        totals.add(header)
+        if header.failures.keys() - examples.keys():
+            for element in elements:
+                error = error_of(element)
+                if error is not None:
+                    examples.setdefault(error.type.value, error.message)
+    if totals.records != end.records:
+        raise StorageError(
+            f"the chunks hold {totals.records} records, and the input had {end.records}; "
+            "run the job again with if_done='regenerate'"
+        )
+    for name, _count in totals.failures.most_common(1):
+        totals.example = examples.get(name)
+    return totals
+
+
+def _require_enough_success(totals: _Totals, max_error_rate: float | None) -> None:
+    failed = totals.failures.total()
+    if failed == 0:
+        return
+    by_type = ", ".join(f"{count} {name}" for name, count in totals.failures.most_common())
+    if failed == totals.records:
+        raise TooManyFailedRecordsError(f"all {failed} records failed ({by_type}); for example: {totals.example}")
+    if max_error_rate is not None and failed > max_error_rate * totals.records:
+        raise TooManyFailedRecordsError(
+            f"{failed} of {totals.records} records failed ({by_type}), more than max_error_rate {max_error_rate:g} "
+            f"allows; for example: {totals.example}"
+        )
+
+
+def _output(scratch: JobScratch, end: InputEnd, *, as_lines: bool) -> Iterator[bytes]:
+    """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
+    separator, before = (b"\n", b"") if as_lines else (b",\n", b"[\n")
+    for _header, elements in _chunks(scratch, end):
+        yield before + separator.join(elements)
+        before = separator
+    if as_lines:
+        yield b"\n" if end.records else b""
+    else:
+        yield b"\n]\n" if end.records else b"[]\n"
