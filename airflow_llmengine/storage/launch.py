@@ -13,15 +13,13 @@ from airflow_llmengine import __version__
 from airflow_llmengine.spec.identity import fingerprint, inline_identity
 from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, CurrentJob, JobDocument, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.plan import max_runtime_sec
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.inputs import input_identity, list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
 
 IfDone = Literal["reuse", "regenerate"]
-
-DEFAULT_MAX_RUNTIME_SEC = 86400
-"""The contract's default, also where ``max_runtime_sec`` is given as null."""
 
 
 class LaunchRefusedError(Exception):
@@ -97,7 +95,7 @@ def launch_job(
         if if_done == "reuse" or finished_by_this_series:
             return Launch(
                 handle=manifest.handle,
-                deadline=now + _budget(request),
+                deadline=now + max_runtime_sec(request),
                 created=manifest.created,
                 manifest=manifest,
             )
@@ -118,12 +116,12 @@ def launch_job(
             )
         if now >= job.deadline:
             raise LaunchRefusedError(
-                f"max_runtime_sec ({int(_budget(request))} s) of this series of attempts is used up; what was finished "
+                f"max_runtime_sec ({max_runtime_sec(request)} s) of this series of attempts is used up; what was finished "
                 "is kept. Clear the task, or start a new run, to go on with a new budget."
             )
         deadline, created = job.deadline, job.created
     else:
-        deadline = now + _budget(request)
+        deadline = now + max_runtime_sec(request)
         created = now if job is None else job.created
         scratch.write_job(
             JobDocument(
@@ -142,10 +140,6 @@ def launch_job(
         CurrentJob(fingerprint=job_fingerprint, generation=generation, owner=owner, series=series)
     )
     return Launch(handle=handle, deadline=deadline, created=created, resumed=resumed)
-
-
-def _budget(request: CreateBatchCompletionsV1Request) -> float:
-    return float(DEFAULT_MAX_RUNTIME_SEC if request.max_runtime_sec is None else request.max_runtime_sec)
 
 
 def _refuse_output_over_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> None:

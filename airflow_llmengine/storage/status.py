@@ -1,0 +1,148 @@
+"""What storage says of a job: the one answer that operator, sensor, hook and command line all give."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Literal
+
+from airflow_llmengine.spec.job_state import CancelRequest, CurrentJob, Heartbeat, InputEnd, JobDocument, JobHandle
+from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.job_directory import JobDirectory
+
+JobState = Literal["absent", "launched", "running", "stopped", "done"]
+
+HEARTBEAT_TIMEOUT_SECONDS = 60.0
+"""A replica that has been silent for so long is taken for dead."""
+
+
+class NoSuchJobError(Exception):
+    """Nothing was ever launched at this path."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A job as its files tell it."""
+
+    state: JobState
+    """``absent``: never launched. ``launched``: no worker has shown up. ``running``: a replica is alive. ``stopped``:
+    none is, and the output does not stand. ``done``: a valid manifest stands."""
+    handle: JobHandle | None = None
+    manifest: Manifest | None = None
+    job: JobDocument | None = None
+    end: InputEnd | None = None
+    chunks_committed: int = 0
+    heartbeats: list[Heartbeat] = field(default_factory=list)
+    cancelled: CancelRequest | None = None
+
+    @property
+    def alive(self) -> list[Heartbeat]:
+        """Replicas that are at work."""
+        return [beat for beat in self.heartbeats if _is_alive(beat, time.time())]
+
+    def lines(self) -> list[str]:
+        """The status for a person, one fact a line."""
+        if self.manifest is not None:
+            manifest = self.manifest
+            failures = ", ".join(f"{count} {name}" for name, count in manifest.failures.items()) or "none"
+            return [
+                f"done       {manifest.records} records, failed: {failures}",
+                f"output     {manifest.output_data_path} ({manifest.output_bytes} bytes)",
+                f"tokens     {manifest.prompt_tokens} in, {manifest.completion_tokens} out",
+                f"job        {manifest.fingerprint}, generation {manifest.generation}, of {manifest.owner}",
+            ]
+        if self.handle is None:
+            return ["absent     nothing was launched at this path"]
+        chunks = "?" if self.end is None else str(self.end.chunks)
+        lines = [
+            f"{self.state:10} {self.chunks_committed}/{chunks} chunks committed",
+            f"job        {self.handle.fingerprint}, generation {self.handle.generation}"
+            + (f", of {self.job.owner}" if self.job else ""),
+        ]
+        if self.job is not None:
+            lines.append(f"deadline   {_when(self.job.deadline)}")
+        if self.cancelled is not None:
+            lines.append(f"cancelled  {_when(self.cancelled.requested)}: {self.cancelled.reason}")
+        lines.extend(
+            f"replica {beat.replica:<2} {beat.phase}, {beat.records_already_done + beat.records_done} records, "
+            f"{beat.records_failed} failed, {beat.records_per_second:.1f} records/s, "
+            f"{beat.tokens_per_second:.0f} tokens/s, heard of {max(0, round(time.time() - beat.updated))} s ago"
+            for beat in self.heartbeats
+        )
+        return lines
+
+
+def job_status(storage: Storage, job: JobHandle | str) -> JobStatus:
+    """Read a job's status.
+
+    Args:
+        storage: Where it is.
+        job: A handle, or an ``output_data_path``, which means whatever is current there.
+
+    Raises:
+        StorageError: The job directory can't be read.
+    """
+    directory = JobDirectory(storage, job if isinstance(job, str) else job.path)
+    current = directory.read_current()
+    manifest = directory.valid_manifest()
+    handle = _handle(directory, job, current, manifest)
+    if handle is None:
+        return JobStatus(state="absent")
+    if manifest is not None and manifest.handle == handle:
+        return JobStatus(state="done", handle=handle, manifest=manifest)
+    scratch = directory.scratch(handle)
+    heartbeats = scratch.read_heartbeats()
+    alive = any(_is_alive(beat, time.time()) for beat in heartbeats)
+    cancelled = directory.read_cancel()
+    if cancelled is not None and (cancelled.fingerprint, cancelled.generation) != (
+        handle.fingerprint,
+        handle.generation,
+    ):
+        cancelled = None
+    return JobStatus(
+        state="running" if alive else "stopped" if heartbeats else "launched",
+        handle=handle,
+        job=scratch.read_job(),
+        end=scratch.read_end(),
+        chunks_committed=len(scratch.committed_chunks()),
+        heartbeats=heartbeats,
+        cancelled=cancelled,
+    )
+
+
+def cancel_job(storage: Storage, job: JobHandle | str, reason: str) -> JobHandle:
+    """Tell every worker of a job to stop and save; they look every few seconds.
+
+    Raises:
+        NoSuchJobError: Nothing was launched there.
+        StorageError: The job directory can't be written.
+    """
+    directory = JobDirectory(storage, job if isinstance(job, str) else job.path)
+    handle = _handle(directory, job, directory.read_current(), None)
+    if handle is None:
+        raise NoSuchJobError(f"no job was launched for {directory.output.url}")
+    directory.write_cancel(
+        CancelRequest(
+            fingerprint=handle.fingerprint, generation=handle.generation, reason=reason, requested=time.time()
+        )
+    )
+    return handle
+
+
+def _handle(
+    directory: JobDirectory, job: JobHandle | str, current: CurrentJob | None, manifest: Manifest | None
+) -> JobHandle | None:
+    if isinstance(job, JobHandle):
+        return job
+    if current is not None:
+        return JobHandle(path=job, fingerprint=current.fingerprint, generation=current.generation)
+    return None if manifest is None else manifest.handle
+
+
+def _is_alive(beat: Heartbeat, now: float) -> bool:
+    return beat.phase not in ("done", "partial", "failed") and now - beat.updated < HEARTBEAT_TIMEOUT_SECONDS
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
