@@ -1,0 +1,40 @@
+"""What can go wrong with storage, as one tree.
+
+::
+
+    StorageError                  could not be read or written; unreachable, out of space, answered 5xx for too long
+    +-- StorageNotFoundError      the file, folder or bucket is not there
+    +-- StorageDeniedError        no permission, or no valid credentials
+    +-- StorageUnsupportedError   a store that can't do what a job needs, an unknown scheme, or a package not installed
+    +-- StorageChangedError       a file was replaced while it was being read
+    +-- StorageDocumentError      a state document of a job can't be read as what it should be
+
+Every message is one sentence with the URL, and never a credential, a query string or the content of a file. What the
+library below said is kept as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """A file could not be read or written. Transient failures have been retried before this is raised."""
+
+
+class StorageNotFoundError(StorageError):
+    """There is no such file, folder or bucket."""
+
+
+class StorageDeniedError(StorageError):
+    """The store or the file system refused: no permission, or no valid credentials."""
+
+
+class StorageUnsupportedError(StorageError):
+    """The store can't do what is asked: no create-if-absent, an unknown scheme, or its package is not installed."""
+
+
+class StorageChangedError(StorageError):
+    """The file was replaced while it was being read, so what was read so far can't be trusted."""
+
+
+class StorageDocumentError(StorageError):
+    """A state document of a job is there, but is not what it should be: half written, edited, or another program's."""

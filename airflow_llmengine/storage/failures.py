@@ -1,0 +1,184 @@
+"""What a store's exception means: which typed error it becomes, in which words, and whether trying again may help.
+
+Stores are told apart by what their exceptions carry, not by importing them: an HTTP status, an error code, an errno.
+Their own texts are not repeated, since they may quote signed URLs and keys.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from airflow_llmengine.storage.errors import (
+    StorageChangedError,
+    StorageDeniedError,
+    StorageError,
+    StorageNotFoundError,
+    StorageUnsupportedError,
+)
+from airflow_llmengine.storage.urls import endpoint_of, redact
+
+_TRANSIENT_STATUS = (408, 409, 425, 429)
+_TRANSIENT_CODES = ("SlowDown", "RequestTimeout", "Throttling", "ThrottlingException", "RequestLimitExceeded")
+_TRANSIENT_ERRNO = (
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EINTR,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ESTALE,
+)
+_TRANSIENT_CLASSES = (
+    "HTTPClientError",  # botocore: no connection, connection lost, timeouts
+    "ResponseParserError",  # botocore: a gateway's page instead of an answer
+    "ClientConnectionError",  # aiohttp
+    "ClientPayloadError",  # aiohttp: the answer broke off
+    "IncompleteReadError",
+    "IncompleteRead",
+    "ServiceRequestError",  # azure
+    "ServiceResponseError",  # azure
+    "TransportError",  # google-auth
+)
+_NO_CREDENTIALS_CLASSES = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "TokenRetrievalError",
+    "ClientAuthenticationError",
+    "DefaultCredentialsError",
+    "RefreshError",
+)
+_DENIED_CODES = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")
+_DENIED_ERRNO = (errno.EACCES, errno.EPERM, errno.EROFS)
+_SAFE_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What an exception of a store means."""
+
+    error: type[StorageError]
+    reason: str
+    """What was wrong and what to do, as the end of a sentence."""
+    transient: bool = False
+    """Whether the same call may succeed when it is simply made again."""
+
+
+def diagnose(exception: BaseException) -> Failure:
+    """What ``exception``, raised by a store, means."""
+    chain = list(_causes(exception))
+    status = http_status(exception)
+    code = error_code(exception)
+    names = {base.__name__ for cause in chain for base in type(cause).__mro__}
+    if "FileExpired" in names:
+        return Failure(StorageChangedError, "it was replaced while it was being read")
+    if names.intersection(_NO_CREDENTIALS_CLASSES):
+        return Failure(
+            StorageDeniedError, "no valid credentials were found; give them in the storage connection or the environment"
+        )
+    if status is not None or code is not None:
+        return _by_answer(status, code)
+    if isinstance(exception, NotImplementedError):
+        return Failure(StorageUnsupportedError, "this store can't do that")
+    if any(isinstance(cause, ConnectionError | TimeoutError) for cause in chain) or names.intersection(
+        _TRANSIENT_CLASSES
+    ):
+        return Failure(
+            StorageError,
+            f"no answer from {_endpoint(chain)}; check the endpoint and the network",
+            transient="SSLError" not in names,
+        )
+    return _by_errno(exception)
+
+
+def translate(exception: BaseException, action: str, url: str) -> StorageError:
+    """The typed error for ``exception``: ``Cannot <action> <url>: <reason>.``"""
+    if isinstance(exception, StorageError):
+        return exception
+    failure = diagnose(exception)
+    return failure.error(f"Cannot {action} {redact(url)}: {failure.reason}.")
+
+
+def is_transient(exception: BaseException) -> bool:
+    """Whether the call that raised ``exception`` may succeed when it is simply made again."""
+    return isinstance(exception, Exception) and not isinstance(exception, StorageError) and diagnose(exception).transient
+
+
+def http_status(exception: BaseException) -> int | None:
+    """The HTTP status that an object store answered, if that is what ``exception`` came from."""
+    for cause in _causes(exception):
+        response = getattr(cause, "response", None)
+        if isinstance(response, Mapping):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if isinstance(status, int):
+                return status
+        for attribute in ("status_code", "status", "code"):
+            status = getattr(cause, attribute, None)
+            if isinstance(status, int) and 400 <= status <= 599:
+                return status
+    return None
+
+
+def error_code(exception: BaseException) -> str | None:
+    """The error code that an object store answered (``NoSuchBucket``, ``SlowDown``), if it gave one."""
+    for cause in _causes(exception):
+        response = getattr(cause, "response", None)
+        if isinstance(response, Mapping):
+            code = response.get("Error", {}).get("Code")
+            if isinstance(code, str) and _SAFE_CODE.fullmatch(code):
+                return code
+    return None
+
+
+def _by_answer(status: int | None, code: str | None) -> Failure:
+    answer = " ".join(str(part) for part in ("the store answered", status, code) if part is not None)
+    if code == "NoSuchBucket":
+        return Failure(StorageNotFoundError, "the bucket does not exist; create it or correct its name")
+    if status == 404:
+        return Failure(StorageNotFoundError, "it does not exist; check its spelling")
+    if status in (401, 403) or code in _DENIED_CODES:
+        return Failure(StorageDeniedError, f"{answer}; check the credentials and what they permit")
+    if status == 412:
+        return Failure(StorageChangedError, "it was replaced while it was being read")
+    if status == 501:
+        return Failure(StorageUnsupportedError, f"{answer}; this store can't do that")
+    if (status is not None and status >= 500) or status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES:
+        return Failure(StorageError, f"{answer}; try again later", transient=True)
+    return Failure(StorageError, answer)
+
+
+def _by_errno(exception: BaseException) -> Failure:
+    number = exception.errno if isinstance(exception, OSError) else None
+    if isinstance(exception, FileNotFoundError):
+        return Failure(StorageNotFoundError, "it does not exist; check its spelling")
+    if isinstance(exception, PermissionError) or number in _DENIED_ERRNO:
+        detail = os.strerror(number).lower() if number is not None else "permission denied"
+        return Failure(StorageDeniedError, f"{detail}; check who may read and write there")
+    if isinstance(exception, IsADirectoryError):
+        return Failure(StorageError, "it is a folder, not a file")
+    if isinstance(exception, NotADirectoryError | FileExistsError):
+        return Failure(StorageError, "a file stands where a folder should be")
+    if number is not None and number in errno.errorcode:
+        return Failure(StorageError, os.strerror(number).lower(), transient=number in _TRANSIENT_ERRNO)
+    return Failure(StorageError, f"the store's library failed with {type(exception).__name__}")
+
+
+def _endpoint(chain: list[BaseException]) -> str:
+    for cause in chain:
+        details = getattr(cause, "kwargs", None)
+        if isinstance(details, Mapping) and isinstance(details.get("endpoint_url"), str):
+            return endpoint_of(details["endpoint_url"])
+    return "the store"
+
+
+def _causes(exception: BaseException) -> Iterator[BaseException]:
+    cause: BaseException | None = exception
+    for _ in range(10):  # a chain is never longer; this guards against one that bites its tail
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__

@@ -1,0 +1,135 @@
+"""Which files an input URL stands for, and what identifies them."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+from airflow_llmengine.storage.errors import StorageNotFoundError
+from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
+from airflow_llmengine.storage.urls import parse_url, redact
+
+_MANIFEST_SUFFIX = ".manifest.json"
+_JOB_SUFFIX = ".job"
+_WILDCARD = re.compile(r"[*?\[]")
+
+
+def list_input(storage: Storage, url: str) -> list[FileEntry]:
+    """The files that ``url`` stands for, in the order of their paths.
+
+    - A file stands for itself, whatever it is called.
+    - A folder (or an object store's prefix up to a slash) stands for the files below it, at any depth.
+    - A glob stands for all that it matches: ``*``, ``?`` and ``[...]`` within a name, ``**`` for any folders. A folder
+      that it matches stands for the files below it.
+
+    Where a name is both a file and a folder, it is the file; a slash at the end asks for the folder. Left out, unless
+    the URL names them, are hidden files and folders, those that begin with ``_``, and what jobs put beside their
+    outputs: ``X.manifest.json`` where there is an ``X``, and folders ``X.job``.
+
+    The order is that of the paths as text (by code point), which is the order in which object stores list.
+    ``StorageNotFoundError`` if there is nothing.
+    """
+    location = storage.location(url)
+    wants_folder = url.endswith("/")
+    if not wants_folder:
+        entry = location.info()
+        if entry is not None:
+            return [entry]
+    entries = _below(location)
+    if not entries and _WILDCARD.search(parse_url(url).path):
+        entries = _matching(storage, location.url, wants_folder)
+    if not entries:
+        raise StorageNotFoundError(
+            f"There is no input at {redact(url)}: no such file, and no folder with files in it; check its spelling."
+        )
+    return sorted({entry.url: entry for entry in entries}.values(), key=lambda entry: entry.url)
+
+
+def input_identity(storage: Storage, entries: Iterable[FileEntry]) -> str:
+    """One digest of the input as a whole: ``files:sha256:...``.
+
+    It changes with the content of any file, with their number, their order, and their names below the folder that they
+    have in common; not when all of them are moved to another place together. Where the store has no tags, the files
+    are read.
+    """
+    entries = list(entries)
+    root = _common_folder([entry.url for entry in entries])
+    digest = hashlib.sha256()
+    for entry in entries:
+        identity = entry.identity or content_identity(storage.location(entry.url))
+        digest.update(json.dumps([redact(entry.url)[len(root) :], entry.size, identity]).encode())
+    return f"files:sha256:{digest.hexdigest()}"
+
+
+def _below(folder: Location) -> list[FileEntry]:
+    """The files below a folder, without those that are no data."""
+    entries = list(folder.walk())
+    urls = {entry.url for entry in entries}
+    start = len(folder.url.rstrip("/")) + 1
+    return [entry for entry in entries if _is_data(entry.url[start:].split("/")) and not _is_manifest(entry.url, urls)]
+
+
+def _matching(storage: Storage, pattern: str, wants_folder: bool) -> list[FileEntry]:
+    """The files that a glob stands for."""
+    parsed = parse_url(pattern)
+    parts = parsed.path.split("/")
+    first = next(index for index, part in enumerate(parts) if _WILDCARD.search(part))
+    if first == 0:
+        raise StorageNotFoundError(f"The glob {redact(pattern)} names no bucket; a bucket's name can't be a pattern.")
+    root = Location(storage, parsed.prefix + ("/".join(parts[:first]) or "/"))
+    return list(_expand(root, parts[first:], wants_folder))
+
+
+def _expand(folder: Location, parts: list[str], wants_folder: bool) -> Iterator[FileEntry]:
+    """What the glob's remaining ``parts`` match below ``folder``."""
+    part, rest = parts[0], parts[1:]
+    if part == "**":
+        yield from _expand(folder, rest or ["*"], wants_folder)
+        for name in folder.folders():
+            if _is_data([name]):
+                yield from _expand(folder.child(name), parts, wants_folder)
+        return
+    if not _WILDCARD.search(part) and rest:
+        yield from _expand(folder.child(part), rest, wants_folder)
+        return
+    matches = re.compile(fnmatch.translate(part)).match
+    asked_for = part[0] in "._"  # a pattern that begins so asks for such names
+    for name in folder.folders():
+        if matches(name) and (asked_for or _is_data([name])):
+            below = folder.child(name)
+            yield from _expand(below, rest, wants_folder) if rest else _below(below)
+    if rest or wants_folder:
+        return
+    files = folder.list()
+    urls = {entry.url for entry in files}
+    for entry in files:
+        if not matches(entry.name) or not (asked_for or _is_data([entry.name])):
+            continue
+        if part.endswith(_MANIFEST_SUFFIX) or not _is_manifest(entry.url, urls):
+            yield entry
+
+
+def _is_data(parts: list[str]) -> bool:
+    """Whether a path below the input's root is data: neither hidden, nor set aside by ``_``, nor a job's state."""
+    return not any(part[:1] in (".", "_") for part in parts) and not any(part.endswith(_JOB_SUFFIX) for part in parts)
+
+
+def _is_manifest(url: str, urls: set[str]) -> bool:
+    return url.endswith(_MANIFEST_SUFFIX) and url.removesuffix(_MANIFEST_SUFFIX) in urls
+
+
+def _common_folder(urls: list[str]) -> str:
+    """The longest folder, with its slash, that all lie in."""
+    if not urls:
+        return ""
+    first, last = min(urls), max(urls)
+    length = 0
+    for index, (a, b) in enumerate(zip(first, last, strict=False)):
+        if a != b:
+            break
+        if a == "/":
+            length = index + 1
+    return first[:length]

@@ -1,0 +1,322 @@
+"""The files beside an output that hold a job's state. The layout is a contract: other tools read it.
+
+::
+
+    <output_data_path>.manifest.json           the proof that the output is whole
+    <output_data_path>.job/
+        current.json                           which fingerprint and generation may commit
+        cancel.json                            present: stop and save
+        <fingerprint>-<generation>/            a JobScratch: chunks, parts, heartbeats; removed after success
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import BinaryIO, TypeVar
+
+from pydantic import ValidationError
+
+from airflow_llmengine.spec.job_state import (
+    CancelRequest,
+    CurrentJob,
+    Heartbeat,
+    InputEnd,
+    JobDocument,
+    JobHandle,
+    PinnedInput,
+    StateDocument,
+)
+from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError
+from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
+
+log = logging.getLogger(__name__)
+
+MANIFEST_SUFFIX = ".manifest.json"
+JOB_SUFFIX = ".job"
+
+CHUNKS_PER_FOLDER = 1000
+"""So that no folder grows beyond what file systems list quickly."""
+
+D = TypeVar("D", bound=StateDocument)
+
+_SCRATCH_NAME = re.compile(r"([A-Za-z0-9_.-]+)-([1-9][0-9]*)")
+_CHUNK_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.part-(0|[1-9][0-9]*))?\.jsonl")
+
+
+class JobDirectory:
+    """Everything that is kept beside one output."""
+
+    def __init__(self, storage: Storage, output_data_path: str) -> None:
+        self.storage = storage
+        self.output: Location = storage.location(output_data_path)
+        self.manifest: Location = self.output.sibling(MANIFEST_SUFFIX)
+        self.root: Location = self.output.sibling(JOB_SUFFIX)
+        self._current = self.root.child("current.json")
+        self._cancel = self.root.child("cancel.json")
+
+    def __repr__(self) -> str:
+        return f"JobDirectory({str(self.output)!r})"
+
+    def read_current(self) -> CurrentJob | None:
+        """Which generation may commit; None before the first launch."""
+        return read_document(self._current, CurrentJob)
+
+    def write_current(self, current: CurrentJob) -> None:
+        """Say which generation may commit from now on."""
+        write_document(self._current, current)
+
+    def read_manifest(self) -> Manifest | None:
+        """The manifest as it stands, whatever became of the output; None if there is none."""
+        return read_document(self.manifest, Manifest)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Put the manifest; the output must stand."""
+        write_document(self.manifest, manifest)
+
+    def delete_manifest(self) -> None:
+        """Take back the proof, before the output is replaced."""
+        self.manifest.delete()
+
+    def valid_manifest(self) -> Manifest | None:
+        """The manifest if the output beside it is the one it tells of, else None; the debug log says why.
+
+        Compared are the size, and the store's etag where there is one, else the SHA-256, for which the output is read.
+        """
+        try:
+            manifest = self.read_manifest()
+        except StorageDocumentError as error:
+            log.debug("No valid manifest: %s", error)
+            return None
+        if manifest is None:
+            log.debug("No valid manifest: %s does not exist.", self.manifest)
+            return None
+        reason = self._mismatch(manifest)
+        if reason is not None:
+            log.debug("No valid manifest: %s %s.", self.output, reason)
+            return None
+        return manifest
+
+    def _mismatch(self, manifest: Manifest) -> str | None:
+        entry = self.output.info()
+        if entry is None:
+            return "does not exist"
+        if entry.size != manifest.output_bytes:
+            return f"has {entry.size} bytes where the manifest says {manifest.output_bytes}"
+        if entry.identity is not None and manifest.output_etag is not None:
+            same = entry.identity == f"etag:{manifest.output_etag}"
+            return None if same else "has another etag than the manifest says"
+        try:
+            identity = content_identity(self.output)
+        except StorageNotFoundError:
+            return "was deleted just now"
+        return None if identity == f"sha256:{manifest.output_sha256}" else "has another checksum than the manifest says"
+
+    def read_cancel(self) -> CancelRequest | None:
+        """The request to stop, if somebody made one."""
+        return read_document(self._cancel, CancelRequest)
+
+    def write_cancel(self, request: CancelRequest) -> None:
+        """Ask every worker of a generation to stop and save."""
+        write_document(self._cancel, request)
+
+    def clear_cancel(self) -> None:
+        """Take the request to stop back."""
+        self._cancel.delete()
+
+    def scratches(self) -> list[JobHandle]:
+        """The generations of which something is left, by name."""
+        found = []
+        for name in self.root.folders():
+            match = _SCRATCH_NAME.fullmatch(name)
+            if match is not None:
+                found.append(
+                    JobHandle(path=self.output.url, fingerprint=match.group(1), generation=int(match.group(2)))
+                )
+        return found
+
+    def scratch(self, handle: JobHandle) -> JobScratch:
+        """The scratch of one generation, whether there is one yet or not."""
+        return JobScratch(self.root.child(handle.scratch_name), handle)
+
+
+class JobScratch:
+    """What one generation of a job has done so far.
+
+    ``input.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the first writer
+    wins. The rest is replaced by whoever it belongs to.
+    """
+
+    def __init__(self, root: Location, handle: JobHandle) -> None:
+        self.root = root
+        self.handle = handle
+        self._job = root.child("job.json")
+        self._input = root.child("input.json")
+        self._end = root.child("end.json")
+        self._chunks = root.child("chunks")
+        self._replicas = root.child("replicas")
+
+    def __repr__(self) -> str:
+        return f"JobScratch({str(self.root)!r})"
+
+    def read_job(self) -> JobDocument | None:
+        """The launch; None before it."""
+        return read_document(self._job, JobDocument)
+
+    def write_job(self, job: JobDocument) -> None:
+        """Put down the launch."""
+        write_document(self._job, job)
+
+    def read_input(self) -> PinnedInput | None:
+        """What the first worker found; None before it."""
+        return read_document(self._input, PinnedInput)
+
+    def pin_input(self, pinned: PinnedInput) -> PinnedInput:
+        """Put down what was found unless somebody did before; gives what stands, for the caller to compare."""
+        return _create_document(self._input, pinned)
+
+    def read_end(self) -> InputEnd | None:
+        """How long the input is; None until somebody has read it to its end."""
+        return read_document(self._end, InputEnd)
+
+    def write_end(self, end: InputEnd) -> InputEnd:
+        """Put down how long the input is unless somebody did before; gives what stands."""
+        return _create_document(self._end, end)
+
+    def commit_chunk(self, chunk: int, data: bytes) -> bool:
+        """Commit a finished chunk: its elements in input order, as lines. False if it was committed already."""
+        return self._chunk(chunk).create(data)
+
+    def committed_chunks(self) -> set[int]:
+        """The chunks that are committed."""
+        return {chunk for chunk, part in self._chunk_files() if part is None}
+
+    def read_chunk(self, chunk: int) -> bytes:
+        """A committed chunk, whole. ``StorageNotFoundError`` if it is not committed."""
+        return self._chunk(chunk).read_bytes()
+
+    def open_chunk(self, chunk: int) -> BinaryIO:
+        """A committed chunk, to be read piece by piece. ``StorageNotFoundError`` if it is not committed."""
+        return self._chunk(chunk).open_read()
+
+    def commit_part(self, chunk: int, data: bytes) -> int:
+        """Commit the finished records of an interrupted chunk; gives the part's number, the first that was free."""
+        part = max(self._parts(chunk), default=-1) + 1
+        while not self._part(chunk, part).create(data):
+            part += 1
+        return part
+
+    def read_parts(self, chunk: int) -> list[bytes]:
+        """The parts of a chunk, in the order of their numbers."""
+        return [self._part(chunk, part).read_bytes() for part in self._parts(chunk)]
+
+    def part_chunks(self) -> set[int]:
+        """The chunks of which there are parts, committed ones included."""
+        return {chunk for chunk, part in self._chunk_files() if part is not None}
+
+    def write_heartbeat(self, heartbeat: Heartbeat) -> None:
+        """Replace the replica's sign of life."""
+        write_document(self._replicas.child(f"{heartbeat.replica}.json"), heartbeat)
+
+    def read_heartbeats(self) -> list[Heartbeat]:
+        """The last sign of life of each replica, by number."""
+        found = [
+            read_document(self._replicas.child(entry.name), Heartbeat)
+            for entry in self._replicas.list()
+            if re.fullmatch(r"[0-9]+\.json", entry.name)
+        ]
+        return sorted((heartbeat for heartbeat in found if heartbeat is not None), key=lambda beat: beat.replica)
+
+    def delete(self) -> None:
+        """Delete everything; nothing happens if there is nothing.
+
+        Chunks go first and the documents last: what a deletion that was cut short leaves must never be chunks without
+        the ``input.json`` that says how they were cut.
+        """
+        self._chunks.delete_tree()
+        self.root.delete_tree()
+
+    def _chunk(self, chunk: int) -> Location:
+        return self._chunks.child(f"{_chunk_path(chunk)}.jsonl")
+
+    def _part(self, chunk: int, part: int) -> Location:
+        return self._chunks.child(f"{_chunk_path(chunk)}.part-{part}.jsonl")
+
+    def _parts(self, chunk: int) -> list[int]:
+        folder = _chunk_path(chunk).partition("/")[0]
+        names = (f"{folder}/{entry.name}" for entry in self._chunks.child(folder).list())
+        parsed = (_parse_chunk_name(name) for name in names)
+        return sorted(found[1] for found in parsed if found is not None and found[0] == chunk and found[1] is not None)
+
+    def _chunk_files(self) -> list[tuple[int, int | None]]:
+        parsed = (_parse_chunk_name(name) for name in self._chunks.walk_names())
+        return [found for found in parsed if found is not None]
+
+
+def read_document(location: Location, model: type[D]) -> D | None:
+    """The document at ``location``; None if there is none. ``StorageDocumentError`` if it is not what it should be."""
+    try:
+        data = location.read_bytes()
+    except StorageNotFoundError:
+        return None
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise StorageDocumentError(
+            f"{location} is not a valid {model.__name__} document ({_first_fault(error)}); "
+            f"if nothing of the job is running, delete it."
+        ) from error
+
+
+def write_document(location: Location, document: StateDocument) -> None:
+    """Replace the document at ``location``."""
+    location.replace(_serialize(document))
+
+
+def _create_document(location: Location, document: D) -> D:
+    if location.create(_serialize(document)):
+        return document
+    standing = read_document(location, type(document))
+    if standing is None:
+        raise StorageNotFoundError(f"{location} was deleted while the job was running; start the job again.")
+    return standing
+
+
+def _serialize(document: StateDocument) -> bytes:
+    return document.model_dump_json(indent=2).encode() + b"\n"
+
+
+def _first_fault(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{where}: {fault['msg']}" if where else "not JSON of that form"
+
+
+def _chunk_path(chunk: int) -> str:
+    if chunk < 0:
+        raise ValueError(f"{chunk} is not the number of a chunk.")
+    return f"{chunk // CHUNKS_PER_FOLDER:03d}/{chunk:08d}"
+
+
+def _parse_chunk_name(name: str) -> tuple[int, int | None] | None:
+    """Chunk and part number of a file below ``chunks/``; None for any other file."""
+    match = _CHUNK_NAME.fullmatch(name)
+    if match is None:
+        return None
+    chunk = int(match.group(2))
+    if _chunk_path(chunk) != f"{match.group(1)}/{match.group(2)}":
+        return None
+    return chunk, None if match.group(3) is None else int(match.group(3))
+
+
+__all__ = [
+    "CHUNKS_PER_FOLDER",
+    "JOB_SUFFIX",
+    "MANIFEST_SUFFIX",
+    "FileEntry",
+    "JobDirectory",
+    "JobScratch",
+    "read_document",
+    "write_document",
+]

@@ -1,0 +1,269 @@
+"""The local file system, and whatever is mounted into it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, is_temporary, temporary_name
+from airflow_llmengine.storage.errors import StorageUnsupportedError
+from airflow_llmengine.storage.retrying import RetryPolicy
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_TRIES = 5
+
+
+class LocalBackend(Backend):
+    """Plain files. A commit is a hard link: it never overwrites, and what it shows is whole.
+
+    Rename would overwrite, and an exclusive open would show half a file.
+    """
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        super().__init__("", retry)
+
+    def stat(self, path: str) -> StoredFile | None:
+        try:
+            status = os.stat(path)  # noqa: PTH116 - as os.scandir below: called once for each of thousands of files
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return StoredFile(path, status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def open_read(self, path: str) -> RawFile:
+        return Path(path).open("rb", buffering=0)
+
+    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
+        def create() -> bool:
+            if os.path.lexists(path):
+                return False
+            temporary = _write_temporary(path, data)
+            try:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:
+                    # On a network file system the link may have been made and only the answer lost: two names, ours.
+                    if os.stat(temporary).st_nlink < 2:  # noqa: PTH116
+                        return False
+                except OSError as error:
+                    if error.errno not in _NO_LINKS:
+                        raise
+                    raise StorageUnsupportedError(
+                        f"The file system of {path} has no hard links, so a job's commits would not be safe there; "
+                        f"use a folder on another file system."
+                    ) from error
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync_folder(temporary.parent)
+            return True
+
+        return create
+
+    def replace(self, path: str, data: bytes) -> None:
+        temporary = _write_temporary(path, data)
+        try:
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(temporary.parent)
+
+    def open_write(self, path: str) -> PendingWrite:
+        return _LocalWrite(path, self)
+
+    def delete(self, path: str) -> None:
+        try:
+            os.unlink(path)  # noqa: PTH108 - Path.unlink forgives only one of the two
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        _sync_folder(Path(path).parent)
+
+    def delete_tree(self, path: str) -> None:
+        _delete_tree(path)
+
+    def files(self, path: str) -> list[StoredFile]:
+        found = []
+        for entry in _scan(path):
+            if not is_temporary(entry.name) and _is_file(entry):
+                with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                    found.append(StoredFile(entry.path, entry.stat().st_size))
+        return found
+
+    def folders(self, path: str) -> list[str]:
+        return [entry.name for entry in _scan(path) if entry.is_dir()]
+
+    def walk(self, path: str) -> Iterator[StoredFile]:
+        for entry in self._walk_entries(path):
+            with contextlib.suppress(FileNotFoundError):
+                yield StoredFile(entry.path, entry.stat().st_size)
+
+    def walk_paths(self, path: str) -> Iterator[str]:
+        for entry in self._walk_entries(path):
+            yield entry.path
+
+    def require_commits(self, path: str) -> None:
+        folder = Path(path).parent
+        probe = folder / temporary_name()
+        try:
+            self.attempt("create a file beside", path, self.creator(str(probe), b""))
+        finally:
+            probe.unlink(missing_ok=True)
+
+    def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
+        deleted = 0
+        for entry in _scan(str(Path(path).parent)):
+            if is_temporary(entry.name):
+                with contextlib.suppress(FileNotFoundError):
+                    if entry.stat(follow_symlinks=False).st_mtime <= time.time() - older_than_seconds:
+                        os.unlink(entry.path)  # noqa: PTH108
+                        deleted += 1
+        return deleted
+
+    def _walk_entries(self, path: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[os.DirEntry[str]]:
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:  # a symbolic link that leads back up
+            return
+        with self.translated("list", path):
+            entries = _scan(path)
+        for entry in entries:
+            if entry.is_dir():
+                yield from self._walk_entries(entry.path, (*above, identity))
+            elif not is_temporary(entry.name) and _is_file(entry):
+                yield entry
+
+
+class _LocalWrite(PendingWrite):
+    def __init__(self, path: str, backend: LocalBackend) -> None:
+        self._path = path
+        self._backend = backend
+        with backend.translated("write", path):
+            self._temporary, self._file = _open_temporary(path)
+
+    def write(self, data: bytes) -> None:
+        with self._backend.translated("write", self._path):
+            self._file.write(data)
+
+    def commit(self) -> str | None:
+        with self._backend.translated("write", self._path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._temporary.replace(self._path)
+            _sync_folder(self._temporary.parent)
+        return None
+
+    def discard(self) -> None:
+        with self._backend.translated("discard what was written of", self._path):
+            with contextlib.suppress(OSError):  # closing flushes, and the disk may be full; it goes away anyhow
+                self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+
+def _write_temporary(path: str, data: bytes) -> Path:
+    """A new file beside ``path`` with ``data`` in it, safely on the disk."""
+    temporary, file = _open_temporary(path)
+    try:
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def _open_temporary(path: str) -> tuple[Path, BinaryIO]:
+    folder = Path(path).parent
+    temporary = folder / temporary_name()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for remaining in reversed(range(_TRIES)):
+        _make_folders(folder)
+        try:
+            # 0o666 less the umask: the result has the mode of any file that its user writes.
+            return temporary, os.fdopen(os.open(temporary, flags, 0o666), "wb")
+        except FileNotFoundError:  # somebody deleted the folder in between
+            if not remaining:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _make_folders(folder: Path) -> None:
+    """Make the folder and what is missing above it, and see to it that the names survive a power cut."""
+    missing = []
+    while not folder.is_dir():
+        missing.append(folder)
+        if folder.parent == folder:
+            break
+        folder = folder.parent
+    for new in reversed(missing):
+        with contextlib.suppress(FileNotFoundError):
+            new.mkdir(exist_ok=True)
+            _sync_folder(new.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:  # deleted in the meantime, and the file with it
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _scan(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a symbolic link that leads round in a circle
+        return False
+
+
+def _delete_tree(path: str) -> None:
+    """Like ``shutil.rmtree``, at peace with others who delete or still write there at the same time."""
+    for remaining in reversed(range(_TRIES)):
+        try:
+            entries = os.scandir(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _delete_tree(entry.path)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)  # noqa: PTH108
+        try:
+            os.rmdir(path)  # noqa: PTH106
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not remaining:
+                raise
+        else:
+            return
