@@ -1,0 +1,41 @@
+"""What holds for all tests: nothing of the machine that they run on changes what they see, or is changed by them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# Set before anything imports Airflow, which reads its home once, when it is first imported.
+_AIRFLOW_HOME = Path(tempfile.mkdtemp(prefix="llmengine-tests-airflow-"))
+os.environ["AIRFLOW_HOME"] = str(_AIRFLOW_HOME)
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
+
+# Nobody's credentials, and no store or hub but those that a test starts itself.
+for _name in [name for name in os.environ if name.startswith(("AIRFLOW_CONN_", "AWS_", "LLMENGINE_"))]:
+    del os.environ[_name]
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+
+# A busy machine of two cores is slow now and then, which is no failure. In CI a run is repeatable; elsewhere each run
+# tries new examples.
+settings.register_profile("llmengine", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
+settings.load_profile("llmengine")
+
+
+def pytest_unconfigure() -> None:
+    """Remove what the session's Airflow left."""
+    shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
+
+
+@pytest.fixture
+def echo_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this test, started as processes too, answer with the stand-in engine instead of a model."""
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
