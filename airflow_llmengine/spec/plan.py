@@ -65,7 +65,7 @@ def plan(request: CreateBatchCompletionsV1Request) -> Plan:
         replicas=request.data_parallelism or 1,
         nodes_per_replica=request.nodes_per_worker or 1,
         gpus_per_node=request.gpus,
-        gpu_type=None if request.gpu_type is None else str(request.gpu_type.value),
+        gpu_type=None if request.gpu_type is None else str(request.gpu_type),
         cpus=_quantity(request.cpus),
         memory=_quantity(request.memory),
         storage=_quantity(request.storage),

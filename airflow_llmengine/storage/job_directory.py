@@ -25,6 +25,7 @@ from airflow_llmengine.spec.job_state import (
     JobDocument,
     JobHandle,
     PinnedInput,
+    PinnedModel,
     StateDocument,
 )
 from airflow_llmengine.spec.manifest import Manifest
@@ -144,7 +145,7 @@ class JobDirectory:
 class JobScratch:
     """What one generation of a job has done so far.
 
-    ``input.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the first writer
+    ``input.json``, ``model.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the first writer
     wins. The rest is replaced by whoever it belongs to.
     """
 
@@ -153,6 +154,7 @@ class JobScratch:
         self.handle = handle
         self._job = root.child("job.json")
         self._input = root.child("input.json")
+        self._model = root.child("model.json")
         self._end = root.child("end.json")
         self._chunks = root.child("chunks")
         self._replicas = root.child("replicas")
@@ -175,6 +177,14 @@ class JobScratch:
     def pin_input(self, pinned: PinnedInput) -> PinnedInput:
         """Put down what was found unless somebody did before; gives what stands, for the caller to compare."""
         return _create_document(self._input, pinned)
+
+    def read_model(self) -> PinnedModel | None:
+        """The weights that were loaded; None until a worker has loaded them."""
+        return read_document(self._model, PinnedModel)
+
+    def pin_model(self, pinned: PinnedModel) -> PinnedModel:
+        """Put down what was loaded unless somebody did before; gives what stands, for the caller to compare."""
+        return _create_document(self._model, pinned)
 
     def read_end(self) -> InputEnd | None:
         """How long the input is; None until somebody has read it to its end."""

@@ -104,7 +104,8 @@ def launch_job(
         _refuse_foreign_output(directory, manifest, current, owner)
 
     generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
-    handle = JobHandle(path=request.output_data_path, fingerprint=job_fingerprint, generation=generation)
+    handle = JobHandle(path=directory.output.url, fingerprint=job_fingerprint, generation=generation)
+    directory.output.require_commits()
     scratch = directory.scratch(handle)
     job = scratch.read_job()
     if job is not None and job.series == series:

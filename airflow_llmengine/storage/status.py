@@ -136,7 +136,7 @@ def _handle(
     if isinstance(job, JobHandle):
         return job
     if current is not None:
-        return JobHandle(path=job, fingerprint=current.fingerprint, generation=current.generation)
+        return JobHandle(path=directory.output.url, fingerprint=current.fingerprint, generation=current.generation)
     return None if manifest is None else manifest.handle
 
 

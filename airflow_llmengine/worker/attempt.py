@@ -13,7 +13,12 @@ from airflow_llmengine.spec.identity import fingerprint
 from airflow_llmengine.spec.job_state import PinnedInput
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.errors import (
+    StorageDeniedError,
+    StorageError,
+    StorageNotFoundError,
+    StorageUnsupportedError,
+)
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.launch import IfDone, Launch, LaunchRefusedError, launch_job
@@ -86,6 +91,10 @@ def run_attempt(
         ModelNotFoundError,
         ModelChangedError,
         EngineUnavailableError,
+        # What storage refuses or does not have, it will not have at the next attempt either.
+        StorageNotFoundError,
+        StorageDeniedError,
+        StorageUnsupportedError,
     ) as error:
         return AttemptOutcome(ExitCode.BAD_REQUEST, str(error))
     except StorageError as error:

@@ -96,19 +96,20 @@ def _collect(
     _require_enough_success(totals, max_error_rate)
     as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
-    directory.delete_manifest()
     with OutputWriter(directory.output) as writer:
         for piece in _output(scratch, end, as_lines=as_lines):
             writer.write(piece)
+        # Leaving the block puts the output in its place; until then the old one and its manifest stand.
         _require_current(directory, handle)
-    written = writer.result
+        directory.delete_manifest()
+    written = writer.close()
     manifest = Manifest(
-        output_data_path=request.output_data_path,
+        output_data_path=handle.path,
         fingerprint=handle.fingerprint,
         generation=handle.generation,
         owner=owner,
         output_format="jsonl" if as_lines else "json",
-        output_bytes=written.size,
+        output_bytes=written.bytes,
         output_sha256=written.sha256,
         output_etag=written.etag,
         records=totals.records,
