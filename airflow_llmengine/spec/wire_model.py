@@ -1,0 +1,50 @@
+"""What the models of the wire contract have in common."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class WireModel(BaseModel):
+    """An object of the wire contract.
+
+    Given and defaulted are different things: ``model_fields_set`` holds the fields that were given, and what a field
+    means may depend on it. An unknown field is an error. The models are frozen: a job's request does not change.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
+
+    private_text: ClassVar[bool] = False
+    """Whether strings in it may be the user's text, which no message shows."""
+
+    def given(self) -> dict[str, Any]:
+        """Dump only what was given, nulls included, by wire names, as JSON-able values.
+
+        The dump of a dump's model is equal. Lists and free objects are not copied: don't change them.
+        """
+        given = self.model_fields_set
+        return {
+            field.alias or name: _json_value(getattr(self, name))
+            for name, field in type(self).model_fields.items()
+            if name in given
+        }
+
+    def is_given(self, name: str) -> bool:
+        """Whether the field (by its Python name) was given a value. Null means "not given"."""
+        return name in self.model_fields_set and getattr(self, name) is not None
+
+    def effective(self, name: str) -> Any:
+        """The field's value (by its Python name), or its default where it is null, which means "not given"."""
+        value = getattr(self, name)
+        return type(self).model_fields[name].get_default(call_default_factory=True) if value is None else value
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, WireModel):
+        return value.given()
+    if isinstance(value, Enum):
+        return value.value
+    return value
