@@ -43,8 +43,10 @@ class Plan:
             f"output    {self.output} ({self.output_format})",
             f"replicas  {self.replicas}",
             f"GPUs      {gpus}",
-            f"others    cpus {self.cpus or 'not given'}, memory {self.memory or 'not given'}, "
-            f"storage {self.storage or 'not given'}",
+            (
+                f"others    cpus {self.cpus or 'not given'}, memory {self.memory or 'not given'}, "
+                f"storage {self.storage or 'not given'}"
+            ),
             f"deadline  {self.max_runtime_sec} s ({hours} h {rest // 60} min) after the launch, retries included",
         ]
 

@@ -117,8 +117,8 @@ def launch_job(
             )
         if now >= job.deadline:
             raise LaunchRefusedError(
-                f"max_runtime_sec ({max_runtime_sec(request)} s) of this series of attempts is used up; what was finished "
-                "is kept. Clear the task, or start a new run, to go on with a new budget."
+                f"max_runtime_sec ({max_runtime_sec(request)} s) of this series of attempts is used up; what was "
+                "finished is kept. Clear the task, or start a new run, to go on with a new budget."
             )
         deadline, created = job.deadline, job.created
     else:
@@ -137,9 +137,7 @@ def launch_job(
             )
         )
         directory.clear_cancel()
-    directory.write_current(
-        CurrentJob(fingerprint=job_fingerprint, generation=generation, owner=owner, series=series)
-    )
+    directory.write_current(CurrentJob(fingerprint=job_fingerprint, generation=generation, owner=owner, series=series))
     return Launch(handle=handle, deadline=deadline, created=created, resumed=resumed)
 
 

@@ -131,9 +131,7 @@ def _run(
     directory = JobDirectory(storage, request.output_data_path)
     progress = Progress(replica=options.replica, replicas=options.replicas)
     scratch = directory.scratch(launch.handle)
-    exit_code = asyncio.run(
-        _replica(request, options, stop, engine, reader, launch, directory, scratch, progress)
-    )
+    exit_code = asyncio.run(_replica(request, options, stop, engine, reader, launch, directory, scratch, progress))
     logger.info("%s", progress.summary())
     if exit_code is not ExitCode.DONE:
         return AttemptOutcome(exit_code, stop.message)
@@ -246,9 +244,7 @@ async def _replica(
     if pinned.input_identity != wanted.input_identity:
         raise InputChangedError("the input is not the one that this job began with: launch it again")
     elements = ElementWriter(launch.handle, launch.created)
-    share = Share(
-        request=request, reader=reader, scratch=scratch, pinned=pinned, elements=elements, progress=progress
-    )
+    share = Share(request=request, reader=reader, scratch=scratch, pinned=pinned, elements=elements, progress=progress)
     replica = Replica(
         directory=directory,
         handle=launch.handle,
@@ -266,7 +262,9 @@ async def _replica(
     finally:
         stop.finished()
         progress.phase = (
-            "failed" if exit_code is None else {ExitCode.DONE: "done", ExitCode.PARTIAL: "partial"}.get(exit_code, "failed")
+            "failed"
+            if exit_code is None
+            else {ExitCode.DONE: "done", ExitCode.PARTIAL: "partial"}.get(exit_code, "failed")
         )
         try:
             await asyncio.to_thread(scratch.write_heartbeat, progress.heartbeat(stop.message or None))

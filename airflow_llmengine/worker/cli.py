@@ -17,7 +17,6 @@ from airflow_llmengine import __version__
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.plan import plan
-from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_scratch
 from airflow_llmengine.storage.errors import StorageError
@@ -98,9 +97,7 @@ def _collect(options: argparse.Namespace) -> int:
     storage = Storage()
     request = validate_request(_read_request(storage, options.request))
     engine = load_engine(request)
-    launch = join_job(
-        storage, request, input_identity=job_input_identity(storage, request), engine=engine.name
-    )
+    launch = join_job(storage, request, input_identity=job_input_identity(storage, request), engine=engine.name)
     if launch.manifest is not None:
         return _end(AttemptOutcome(ExitCode.DONE, "the output stands already", launch.manifest))
     directory = JobDirectory(storage, request.output_data_path)

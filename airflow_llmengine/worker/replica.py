@@ -150,7 +150,10 @@ class Replica:
             )
         if pinned.engine_version != found.engine_version:
             logger.warning(
-                "earlier attempts ran %s %s, this one runs %s", pinned.engine, pinned.engine_version, found.engine_version
+                "earlier attempts ran %s %s, this one runs %s",
+                pinned.engine,
+                pinned.engine_version,
+                found.engine_version,
             )
 
     async def _generate(self, work: ChunkWork | None) -> bool:
