@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from airflow_llmengine.storage.errors import StorageUnsupportedError
 from airflow_llmengine.storage.failures import translate
 from airflow_llmengine.storage.retrying import RetryPolicy
@@ -45,10 +47,21 @@ class StoredFile:
 class RawFile(Protocol):
     """A file opened for reading."""
 
-    def read(self, size: int, /) -> bytes: ...
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def tell(self) -> int: ...
-    def close(self) -> None: ...
+    def read(self, size: int, /) -> bytes:
+        """At most ``size`` bytes; none at the end."""
+        ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to another place; gives it."""
+        ...
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        ...
+
+    def close(self) -> None:
+        """Free what was opened."""
+        ...
 
 
 class PendingWrite(ABC):
@@ -143,6 +156,7 @@ class Backend(ABC):
         for file in self.walk(path):
             yield file.path
 
+    @abstractmethod
     def require_commits(self, path: str) -> None:
         """Raise ``StorageUnsupportedError`` unless this store can create-if-absent beside ``path``."""
 
@@ -159,12 +173,12 @@ def prove_commits(backend: Backend, path: str) -> None:
     folder = path.rpartition("/")[0]
     probe = f"{folder}/{temporary_name()}"
     action = "create a file beside"
+    created = backend.attempt(action, path, backend.creator(probe, b"first"))
     try:
-        created = backend.attempt(action, path, backend.creator(probe, b"first"))
         overwritten = backend.attempt(action, path, backend.creator(probe, b"second"))
-        content = backend.attempt(action, path, lambda: backend.read(probe))
+        content = backend.attempt("read a file beside", path, lambda: backend.read(probe))
     finally:
-        backend.attempt("delete the probe beside", path, lambda: backend.delete(probe))
+        backend.attempt("delete a file beside", path, lambda: backend.delete(probe))
     if not created or overwritten or content != b"first":
         raise StorageUnsupportedError(
             f"The store of {redact(backend.prefix + path)} overwrites files that it was told to create only if absent, "
@@ -181,25 +195,31 @@ class CheckedReader(io.RawIOBase):
         self._path = path
         self._file = file
 
-    def readable(self) -> bool:  # noqa: D102 - as in io
+    @override
+    def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:  # noqa: D102 - as in io
+    @override
+    def seekable(self) -> bool:
         return True
 
-    def seek(self, offset: int, whence: int = 0, /) -> int:  # noqa: D102 - as in io
+    @override
+    def seek(self, offset: int, whence: int = 0, /) -> int:
         return self._file.seek(offset, whence)
 
-    def tell(self) -> int:  # noqa: D102 - as in io
+    @override
+    def tell(self) -> int:
         return self._file.tell()
 
-    def readinto(self, buffer: Any, /) -> int:  # noqa: D102 - as in io
+    @override
+    def readinto(self, buffer: Any, /) -> int:
         view = memoryview(buffer).cast("B")
         data = self._backend.attempt("read", self._path, lambda: self._file.read(len(view)))
         view[: len(data)] = data
         return len(data)
 
-    def close(self) -> None:  # noqa: D102 - as in io
+    @override
+    def close(self) -> None:
         if not self.closed:
             self._file.close()
         super().close()
@@ -212,10 +232,12 @@ class WriteStream(io.RawIOBase):
         super().__init__()
         self._pending = pending
 
-    def writable(self) -> bool:  # noqa: D102 - as in io
+    @override
+    def writable(self) -> bool:
         return True
 
-    def write(self, data: Any, /) -> int:  # noqa: D102 - as in io
+    @override
+    def write(self, data: Any, /) -> int:
         if self.closed:
             raise ValueError("write to a closed file")
         content = bytes(data)

@@ -33,7 +33,8 @@ _TRANSIENT_ERRNO = (
     errno.ESTALE,
 )
 _TRANSIENT_CLASSES = (
-    "HTTPClientError",  # botocore: no connection, connection lost, timeouts
+    "HTTPClientError",  # botocore: the connection broke off
+    "ConnectionError",  # botocore's own, beside the built-in one: no connection, timeouts
     "ResponseParserError",  # botocore: a gateway's page instead of an answer
     "ClientConnectionError",  # aiohttp
     "ClientPayloadError",  # aiohttp: the answer broke off
@@ -78,8 +79,11 @@ def diagnose(exception: BaseException) -> Failure:
         return Failure(StorageChangedError, "it was replaced while it was being read")
     if names.intersection(_NO_CREDENTIALS_CLASSES):
         return Failure(
-            StorageDeniedError, "no valid credentials were found; give them in the storage connection or the environment"
+            StorageDeniedError,
+            "no valid credentials were found; give them in the connection or the environment",
         )
+    if "ParamValidationError" in names:
+        return Failure(StorageError, "the name of the bucket or the object is not a valid one")
     if status is not None or code is not None:
         return _by_answer(status, code)
     if isinstance(exception, NotImplementedError):
@@ -96,7 +100,7 @@ def diagnose(exception: BaseException) -> Failure:
 
 
 def translate(exception: BaseException, action: str, url: str) -> StorageError:
-    """The typed error for ``exception``: ``Cannot <action> <url>: <reason>.``"""
+    """The typed error for ``exception``, whose message tells what could not be done, where, and why."""
     if isinstance(exception, StorageError):
         return exception
     failure = diagnose(exception)
@@ -105,7 +109,9 @@ def translate(exception: BaseException, action: str, url: str) -> StorageError:
 
 def is_transient(exception: BaseException) -> bool:
     """Whether the call that raised ``exception`` may succeed when it is simply made again."""
-    return isinstance(exception, Exception) and not isinstance(exception, StorageError) and diagnose(exception).transient
+    return (
+        isinstance(exception, Exception) and not isinstance(exception, StorageError) and diagnose(exception).transient
+    )
 
 
 def http_status(exception: BaseException) -> int | None:
@@ -161,7 +167,7 @@ def _by_errno(exception: BaseException) -> Failure:
     if isinstance(exception, IsADirectoryError):
         return Failure(StorageError, "it is a folder, not a file")
     if isinstance(exception, NotADirectoryError | FileExistsError):
-        return Failure(StorageError, "a file stands where a folder should be")
+        return Failure(StorageNotFoundError, "a file stands where a folder should be")
     if number is not None and number in errno.errorcode:
         return Failure(StorageError, os.strerror(number).lower(), transient=number in _TRANSIENT_ERRNO)
     return Failure(StorageError, f"the store's library failed with {type(exception).__name__}")

@@ -6,6 +6,7 @@ block, may be made from several threads, and raise ``StorageError`` after transi
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import hashlib
 import io
@@ -195,7 +196,7 @@ class Location:
         entries = (_entry(backend, file) for file in files)
         return sorted((entry for entry in entries if not is_temporary(entry.name)), key=lambda entry: entry.name)
 
-    def folders(self) -> list[str]:
+    def folders(self) -> builtins.list[str]:
         """The names of the folders directly in this folder, sorted; none if there is no such folder."""
         backend, path = self._backend()
         return sorted(backend.attempt("list", path, lambda: backend.folders(path)))
@@ -233,9 +234,7 @@ class Location:
         Age tells them from writers that are still at work: those touch what they write all the time.
         """
         backend, path = self._backend()
-        return backend.attempt(
-            "delete leftovers of", path, lambda: backend.delete_leftovers(path, older_than_seconds)
-        )
+        return backend.attempt("delete leftovers of", path, lambda: backend.delete_leftovers(path, older_than_seconds))
 
     def _backend(self) -> tuple[Backend, str]:
         return self.storage.backend_of(self.url)

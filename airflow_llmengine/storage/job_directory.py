@@ -145,8 +145,8 @@ class JobDirectory:
 class JobScratch:
     """What one generation of a job has done so far.
 
-    ``input.json``, ``model.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the first writer
-    wins. The rest is replaced by whoever it belongs to.
+    ``input.json``, ``model.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the
+    first writer wins. The rest is replaced by whoever it belongs to.
     """
 
     def __init__(self, root: Location, handle: JobHandle) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from typing_extensions import override
+
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, is_temporary, temporary_name
 from airflow_llmengine.storage.errors import StorageUnsupportedError
 from airflow_llmengine.storage.retrying import RetryPolicy
@@ -29,6 +31,7 @@ class LocalBackend(Backend):
     def __init__(self, retry: RetryPolicy) -> None:
         super().__init__("", retry)
 
+    @override
     def stat(self, path: str) -> StoredFile | None:
         try:
             status = os.stat(path)  # noqa: PTH116 - as os.scandir below: called once for each of thousands of files
@@ -36,12 +39,15 @@ class LocalBackend(Backend):
             return None
         return StoredFile(path, status.st_size) if stat.S_ISREG(status.st_mode) else None
 
+    @override
     def read(self, path: str) -> bytes:
         return Path(path).read_bytes()
 
+    @override
     def open_read(self, path: str) -> RawFile:
         return Path(path).open("rb", buffering=0)
 
+    @override
     def creator(self, path: str, data: bytes) -> Callable[[], bool]:
         def create() -> bool:
             if os.path.lexists(path):
@@ -68,6 +74,7 @@ class LocalBackend(Backend):
 
         return create
 
+    @override
     def replace(self, path: str, data: bytes) -> None:
         temporary = _write_temporary(path, data)
         try:
@@ -77,9 +84,11 @@ class LocalBackend(Backend):
             raise
         _sync_folder(temporary.parent)
 
+    @override
     def open_write(self, path: str) -> PendingWrite:
         return _LocalWrite(path, self)
 
+    @override
     def delete(self, path: str) -> None:
         try:
             os.unlink(path)  # noqa: PTH108 - Path.unlink forgives only one of the two
@@ -87,9 +96,11 @@ class LocalBackend(Backend):
             return
         _sync_folder(Path(path).parent)
 
+    @override
     def delete_tree(self, path: str) -> None:
         _delete_tree(path)
 
+    @override
     def files(self, path: str) -> list[StoredFile]:
         found = []
         for entry in _scan(path):
@@ -98,18 +109,22 @@ class LocalBackend(Backend):
                     found.append(StoredFile(entry.path, entry.stat().st_size))
         return found
 
+    @override
     def folders(self, path: str) -> list[str]:
         return [entry.name for entry in _scan(path) if entry.is_dir()]
 
+    @override
     def walk(self, path: str) -> Iterator[StoredFile]:
         for entry in self._walk_entries(path):
             with contextlib.suppress(FileNotFoundError):
                 yield StoredFile(entry.path, entry.stat().st_size)
 
+    @override
     def walk_paths(self, path: str) -> Iterator[str]:
         for entry in self._walk_entries(path):
             yield entry.path
 
+    @override
     def require_commits(self, path: str) -> None:
         folder = Path(path).parent
         probe = folder / temporary_name()
@@ -118,6 +133,7 @@ class LocalBackend(Backend):
         finally:
             probe.unlink(missing_ok=True)
 
+    @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
         deleted = 0
         for entry in _scan(str(Path(path).parent)):
@@ -152,10 +168,12 @@ class _LocalWrite(PendingWrite):
         with backend.translated("write", path):
             self._temporary, self._file = _open_temporary(path)
 
+    @override
     def write(self, data: bytes) -> None:
         with self._backend.translated("write", self._path):
             self._file.write(data)
 
+    @override
     def commit(self) -> str | None:
         with self._backend.translated("write", self._path):
             self._file.flush()
@@ -165,6 +183,7 @@ class _LocalWrite(PendingWrite):
             _sync_folder(self._temporary.parent)
         return None
 
+    @override
     def discard(self) -> None:
         with self._backend.translated("discard what was written of", self._path):
             with contextlib.suppress(OSError):  # closing flushes, and the disk may be full; it goes away anyhow

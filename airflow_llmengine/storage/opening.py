@@ -11,7 +11,8 @@ from airflow_llmengine.storage.local import LocalBackend
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import LOCAL, MEMORY, S3, ParsedUrl, redact
 
-_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs"}
+_PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "az": ("adlfs", "azure")}
+"""By protocol: the package that opens it, and the extra of this distribution that brings it."""
 _OPTION_NAMES = {"s3": ("s3", "s3a"), "gs": ("gs", "gcs"), "az": ("az", "abfs", "abfss")}
 
 
@@ -33,7 +34,8 @@ def open_backend(parsed: ParsedUrl, options: Mapping[str, Mapping[str, Any]], re
         return S3Backend(filesystem_class, given, retry)
     from airflow_llmengine.storage.fsspec_store import FsspecBackend
 
-    return FsspecBackend(filesystem_class, given, parsed, retry)
+    given = {"use_listings_cache": False, "skip_instance_cache": True, **given}
+    return FsspecBackend(filesystem_class(**given), parsed, retry)
 
 
 def _filesystem_class(parsed: ParsedUrl) -> Any:
@@ -47,6 +49,10 @@ def _filesystem_class(parsed: ParsedUrl) -> Any:
             f"use a local path, s3://, gs:// or az://."
         ) from error
     except ImportError as error:
-        package = _PACKAGES.get(parsed.protocol)
-        remedy = f"install the package {package}" if package else "install the fsspec package for this scheme"
+        package, extra = _PACKAGES.get(parsed.protocol, ("", ""))
+        remedy = (
+            f"install the package {package}, or airflow-llmengine[{extra}]"
+            if package
+            else f"install the package that brings {parsed.protocol}:// to fsspec"
+        )
         raise StorageUnsupportedError(f"Nothing can open {redact(parsed.url)} here: {remedy}.") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Location
@@ -61,7 +61,7 @@ class OutputWriter:
             self._discarded = True
             self._pending.discard()
 
-    def __enter__(self) -> OutputWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
