@@ -12,7 +12,7 @@ import pytest
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.job_state import CancelRequest, InputEnd, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
-from airflow_llmengine.storage.errors import StorageDeniedError, StorageNotFoundError
+from airflow_llmengine.storage.errors import StorageNotFoundError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.launch import Launch, LaunchRefusedError, launch_job
@@ -24,7 +24,7 @@ NOW = 1_800_000_000.0
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
-    yield tmp_path
+    return tmp_path
 
 
 def launch(place: Path, **changes: Any) -> Launch:
@@ -239,5 +239,5 @@ def test_a_missing_input_is_one_sentence(place: Path) -> None:
 def test_an_output_that_can_not_be_written_is_refused_at_launch(place: Path) -> None:
     blocked = place / "file"
     blocked.write_text("not a folder")
-    with pytest.raises(StorageDeniedError):
+    with pytest.raises(StorageNotFoundError, match="a file stands where a folder should be"):
         launch(place, fields={"output_data_path": str(blocked / "out.json")})
