@@ -57,6 +57,7 @@ clean: ## Remove the environment, caches, and what the quickstart wrote
 
 .PHONY: environment
 environment: $(VENV)/.project-installed ## Make .venv, or bring it up to date
+	@:
 
 # Asked only when there is no environment yet. Each is tried, not only looked up: a name may be a shim without a Python.
 define FIND_PYTHON
