@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from airflow_llmengine import __version__
@@ -105,6 +106,7 @@ def launch_job(
 
     generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
     handle = JobHandle(path=directory.output.url, fingerprint=job_fingerprint, generation=generation)
+    _refuse_folder(directory)
     directory.output.require_commits()
     scratch = directory.scratch(handle)
     job = scratch.read_job()
@@ -151,6 +153,12 @@ def _refuse_output_over_input(storage: Storage, request: CreateBatchCompletionsV
         raise LaunchRefusedError(
             f"output_data_path {output.url} is also read as input: give the output a place of its own."
         )
+
+
+def _refuse_folder(directory: JobDirectory) -> None:
+    # Object stores have no folders: a key may stand beside others that begin with it.
+    if directory.output.is_local and Path(directory.output.url).is_dir():
+        raise LaunchRefusedError(f"output_data_path {directory.output} is a folder: name the file in it.")
 
 
 def _refuse_foreign_output(

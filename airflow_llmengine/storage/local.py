@@ -131,7 +131,8 @@ class LocalBackend(Backend):
         try:
             self.attempt("create a file beside", path, self.creator(str(probe), b""))
         finally:
-            probe.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                probe.unlink()
 
     @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:

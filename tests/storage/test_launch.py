@@ -241,3 +241,9 @@ def test_an_output_that_can_not_be_written_is_refused_at_launch(place: Path) -> 
     blocked.write_text("not a folder")
     with pytest.raises(StorageNotFoundError, match="a file stands where a folder should be"):
         launch(place, fields={"output_data_path": str(blocked / "out.json")})
+
+
+def test_an_output_that_is_a_folder_is_refused(place: Path) -> None:
+    (place / "out.json").mkdir()
+    with pytest.raises(LaunchRefusedError, match="is a folder"):
+        launch(place)
