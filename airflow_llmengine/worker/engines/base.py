@@ -69,4 +69,5 @@ class ModelNotFoundError(Exception):
 class EngineFactory(Protocol):
     """What the entry point group ``airflow_llmengine.engines`` names. Must be cheap: the engine loads in ``start``."""
 
-    def __call__(self, request: CreateBatchCompletionsV1Request) -> Engine: ...
+    def __call__(self, request: CreateBatchCompletionsV1Request) -> Engine:
+        """Make the engine for this job; nothing is loaded yet."""
