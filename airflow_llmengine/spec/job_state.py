@@ -130,3 +130,5 @@ class Heartbeat(StateDocument):
     chunks_committed: list[tuple[int, int]] = Field(default_factory=list)
     """Chunks this attempt has committed, as closed ranges."""
     message: str | None = None
+    stop_reason: str | None = None
+    """Why it stops or stopped early: ``deadline``, ``cancelled``, ``terminated``, ``superseded``, and the like."""

@@ -267,6 +267,7 @@ async def _replica(
             else {ExitCode.DONE: "done", ExitCode.PARTIAL: "partial"}.get(exit_code, "failed")
         )
         try:
-            await asyncio.to_thread(scratch.write_heartbeat, progress.heartbeat(stop.message or None))
+            last = progress.heartbeat(stop.message or None, stop.reason)
+            await asyncio.to_thread(scratch.write_heartbeat, last)
         except StorageError as error:
             logger.warning("no last heartbeat: %s", error)

@@ -88,7 +88,7 @@ class Progress:
             f"loading {self.loading_seconds:.1f} s, generating {self.generating_seconds:.1f} s, {speed:.0f} tokens/s"
         )
 
-    def heartbeat(self, message: str | None = None) -> Heartbeat:
+    def heartbeat(self, message: str | None = None, stop_reason: str | None = None) -> Heartbeat:
         """The replica's sign of life."""
         records_per_second, tokens_per_second = self.rates()
         return Heartbeat(
@@ -110,6 +110,7 @@ class Progress:
             tokens_per_second=round(tokens_per_second, 3),
             chunks_committed=list(ranges(self.committed)),
             message=message,
+            stop_reason=stop_reason,
         )
 
 
