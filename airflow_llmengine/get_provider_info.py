@@ -92,6 +92,16 @@ def _connection_type() -> dict[str, Any]:
                 ),
                 "schema": {"type": ["string", "null"], "format": "json"},
             },
+            "image": {
+                "label": "Worker image",
+                "description": "Kubernetes launcher: the container image of the worker. The local launcher has no use for it.",
+                "schema": {"type": ["string", "null"]},
+            },
+            "namespace": {
+                "label": "Namespace",
+                "description": "Kubernetes launcher: the namespace of the worker's pods. The local launcher has no use for it.",
+                "schema": {"type": ["string", "null"]},
+            },
             "local_workers": {
                 "label": "Local workers",
                 "description": (

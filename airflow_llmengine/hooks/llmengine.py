@@ -1,0 +1,280 @@
+"""The hook: jobs as Airflow sees them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+
+from airflow_llmengine.exceptions import (
+    ConnectionRefusedError,
+    LaunchForbiddenError,
+    LLMEngineError,
+    RequestRefusedError,
+    StorageFailedError,
+)
+
+if TYPE_CHECKING:
+    from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+    from airflow_llmengine.spec.job_state import JobHandle
+    from airflow_llmengine.spec.manifest import Manifest
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.filesystem import Storage
+    from airflow_llmengine.storage.launch import IfDone, Launch
+    from airflow_llmengine.storage.status import JobStatus
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """How far a job is, all replicas together, by what each of them said last."""
+
+    records_total: int | None
+    """Records of the input; None until somebody has read it to its end."""
+    records_done: int
+    """Finished records, failed ones and those of earlier attempts included."""
+    records_failed: int
+    """Failed records of the latest attempts."""
+    failures: dict[str, int] = field(default_factory=dict)
+    """Failed records of the latest attempts by error type."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    records_per_second: float = 0.0
+    """The speeds of those replicas that are alive, added up."""
+    tokens_per_second: float = 0.0
+    updated: float | None = None
+    """Seconds since the epoch at which a replica was last heard of; None if none ever was."""
+
+
+class LLMEngineHook(BaseHook):
+    """Launches, finds and cancels batch completion jobs, and reads what they did.
+
+    Everything is read from and written to the job directory beside the output, so that it does not matter who
+    launched the job, and where. The connection is read when it is first needed, not before.
+
+    Args:
+        llmengine_conn_id: Connection of type ``llmengine``.
+    """
+
+    conn_name_attr = "llmengine_conn_id"
+    default_conn_name = "llmengine_default"
+    conn_type = "llmengine"
+    hook_name = "LLM Engine"
+
+    def __init__(self, llmengine_conn_id: str = default_conn_name) -> None:
+        super().__init__()
+        self.llmengine_conn_id = llmengine_conn_id
+
+    @cached_property
+    def settings(self) -> ConnectionSettings:
+        """What the connection says.
+
+        Raises:
+            ConnectionRefusedError: It is not defined, of another type, or holds what it can't.
+        """
+        from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+
+        try:
+            connection = self.get_connection(self.llmengine_conn_id)
+        except AirflowNotFoundException as error:
+            raise ConnectionRefusedError(
+                f"The connection {self.llmengine_conn_id} is not defined: define it, of type {self.conn_type}, under "
+                f"Connections, or as AIRFLOW_CONN_{self.llmengine_conn_id.upper()}="
+                '\'{"conn_type": "llmengine", "extra": {"launcher": "local"}}\'.'
+            ) from error
+        if connection.conn_type != self.conn_type:
+            raise ConnectionRefusedError(
+                f"The connection {self.llmengine_conn_id} is of type {connection.conn_type}: name one of type "
+                f"{self.conn_type}."
+            )
+        return ConnectionSettings.parse(self.llmengine_conn_id, connection.extra_dejson)
+
+    @cached_property
+    def storage_options(self) -> dict[str, dict[str, Any]]:
+        """fsspec options by protocol, credentials included: never to be logged, rendered or put into an XCom."""
+        from airflow_llmengine.hooks.storage_credentials import storage_options
+
+        return storage_options(self.settings)
+
+    def storage(self) -> Storage:
+        """Where inputs, outputs and job directories are, with the storage connection's credentials."""
+        from airflow_llmengine.storage.filesystem import Storage
+
+        return Storage(self.storage_options)
+
+    def get_conn(self) -> Storage:
+        """The same as ``storage``: what a job's files are reached by is this hook's connection."""
+        return self.storage()
+
+    def validate(self, request: Mapping[str, Any]) -> CreateBatchCompletionsV1Request:
+        """Lay a request over the connection's defaults, and check it.
+
+        Raises:
+            RequestRefusedError: It breaks the contract; the message has a line for each fault.
+        """
+        from airflow_llmengine.spec.check import validate_request
+        from airflow_llmengine.spec.validation import RequestInvalidError
+
+        try:
+            return validate_request(self.settings.with_defaults(request))
+        except RequestInvalidError as error:
+            raise RequestRefusedError(f"The request can't be run:\n{error}") from None
+
+    def create(
+        self,
+        request: Mapping[str, Any] | CreateBatchCompletionsV1Request,
+        *,
+        owner: str,
+        series: str,
+        if_done: IfDone = "reuse",
+        overwrite: bool = False,
+    ) -> Launch:
+        """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
+
+        Args:
+            request: The request, or one that ``validate`` gave.
+            owner: Who the output belongs to. Another owner's output is refused.
+            series: Names the series of attempts; they share one ``max_runtime_sec``.
+            if_done: What to do if the output of this very job stands already: give it back, or make it anew.
+            overwrite: Take over an output that something else wrote.
+
+        Returns:
+            The launch. If its ``manifest`` is set, the job is done and nothing has to run.
+
+        Raises:
+            RequestRefusedError, LaunchForbiddenError, StorageFailedError: See each.
+        """
+        from airflow_llmengine.storage.errors import StorageError
+        from airflow_llmengine.storage.launch import LaunchRefusedError, launch_job
+
+        checked = self.validate(request) if isinstance(request, Mapping) else request
+        try:
+            return launch_job(
+                self.storage(),
+                checked,
+                owner=owner,
+                series=series,
+                if_done=if_done,
+                overwrite=overwrite,
+                engine=self.settings.engine,
+            )
+        except LaunchRefusedError as error:
+            raise LaunchForbiddenError(str(error)) from error
+        except StorageError as error:
+            raise StorageFailedError(str(error)) from error
+
+    def get(self, job: JobHandle | Mapping[str, Any] | str) -> JobStatus:
+        """A job's status.
+
+        Args:
+            job: A handle, the ``job`` of the operator's XCom, or an ``output_data_path``, which means whatever is
+                current there.
+
+        Raises:
+            StorageFailedError: The job directory can't be read.
+        """
+        from airflow_llmengine.storage.errors import StorageError
+        from airflow_llmengine.storage.status import job_status
+
+        try:
+            return job_status(self.storage(), _handle(job))
+        except StorageError as error:
+            raise StorageFailedError(str(error)) from error
+
+    def cancel(self, job: JobHandle | Mapping[str, Any] | str, reason: str = "by hand") -> JobHandle:
+        """Tell every worker of a job to stop and save; they look every few seconds.
+
+        Args:
+            job: As for ``get``.
+            reason: What the workers' log says of it.
+
+        Raises:
+            LLMEngineError: Nothing was launched there.
+            StorageFailedError: The job directory can't be written.
+        """
+        from airflow_llmengine.storage.errors import StorageError
+        from airflow_llmengine.storage.status import NoSuchJobError, cancel_job
+
+        try:
+            return cancel_job(self.storage(), _handle(job), reason)
+        except NoSuchJobError as error:
+            raise LLMEngineError(str(error)) from error
+        except StorageError as error:
+            raise StorageFailedError(str(error)) from error
+
+    def read_manifest(self, job: JobHandle | Mapping[str, Any] | str) -> Manifest | None:
+        """The manifest of a job that succeeded; None if it did not, or another job's output stands there by now.
+
+        Raises:
+            StorageFailedError: The output or its manifest can't be read.
+        """
+        from airflow_llmengine.spec.job_state import JobHandle
+        from airflow_llmengine.storage.errors import StorageError
+        from airflow_llmengine.storage.job_directory import JobDirectory
+
+        handle = _handle(job)
+        path = handle.path if isinstance(handle, JobHandle) else handle
+        try:
+            manifest = JobDirectory(self.storage(), path).valid_manifest()
+        except StorageError as error:
+            raise StorageFailedError(str(error)) from error
+        if manifest is None or (isinstance(handle, JobHandle) and manifest.handle != handle):
+            return None
+        return manifest
+
+    def read_progress(self, job: JobHandle | Mapping[str, Any] | str) -> JobProgress:
+        """How far a job is.
+
+        Raises:
+            StorageFailedError: The job directory can't be read.
+        """
+        return _progress(self.get(job))
+
+    def test_connection(self) -> tuple[bool, str]:
+        """What the button "Test" does: the fields, the worker's interpreter, the engine, and the storage connection."""
+        from airflow_llmengine.hooks.connection_test import test_settings
+
+        try:
+            return True, test_settings(self.settings)
+        except LLMEngineError as error:
+            return False, str(error)
+
+
+def _handle(job: JobHandle | Mapping[str, Any] | str) -> JobHandle | str:
+    from airflow_llmengine.spec.job_state import JobHandle
+
+    return JobHandle.model_validate(job) if isinstance(job, Mapping) else job
+
+
+def _progress(status: JobStatus) -> JobProgress:
+    manifest = status.manifest
+    if manifest is not None:
+        return JobProgress(
+            records_total=manifest.records,
+            records_done=manifest.records,
+            records_failed=manifest.failed,
+            failures=dict(manifest.failures),
+            prompt_tokens=manifest.prompt_tokens,
+            completion_tokens=manifest.completion_tokens,
+            updated=manifest.finished,
+        )
+    beats = status.heartbeats
+    failures: dict[str, int] = {}
+    for beat in beats:
+        for name, count in beat.failures.items():
+            failures[name] = failures.get(name, 0) + count
+    return JobProgress(
+        records_total=None if status.end is None else status.end.records,
+        records_done=sum(beat.records_already_done + beat.records_done for beat in beats),
+        records_failed=sum(beat.records_failed for beat in beats),
+        failures=failures,
+        prompt_tokens=sum(beat.prompt_tokens for beat in beats),
+        completion_tokens=sum(beat.completion_tokens for beat in beats),
+        records_per_second=sum(beat.records_per_second for beat in status.alive),
+        tokens_per_second=sum(beat.tokens_per_second for beat in status.alive),
+        updated=max((min(beat.updated, time.time()) for beat in beats), default=None),
+    )
