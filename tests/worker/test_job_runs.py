@@ -1,0 +1,358 @@
+"""Jobs run by the worker's own command, each in a process of its own, with the stand-in engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_llmengine.spec.exit_codes import ExitCode
+from tests.worker.jobs import Job, text_of
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_job_ends_with_output_manifest_and_no_scratch(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one", "two", "three"])
+    done = job.run("--owner", "dag/task")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert [index for index in range(3) if ["one", "two", "three"][index] in text_of(job.results()[index])] == [0, 1, 2]
+    manifest = job.manifest()
+    assert json.loads(done.stdout) == manifest.model_dump(mode="json")
+    assert (manifest.records, manifest.succeeded, manifest.failed) == (3, 3, 0)
+    assert manifest.output_bytes == job.output.stat().st_size
+    assert (manifest.owner, manifest.engine) == ("dag/task", "echo")
+    assert manifest.prompt_tokens > 0
+    assert manifest.completion_tokens > 0
+    assert [path.name for path in (tmp_path / "output.json.job").iterdir()] == ["current.json"]
+    ids = [result["id"] for result in job.results()]
+    assert ids == [f"cmpl-{manifest.fingerprint}-{index}" for index in range(3)]
+    assert {result["created"] for result in job.results()} == {int(manifest.created)}
+
+
+def test_logs_hold_no_prompt_and_no_completion(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["a most private sentence", "", "llmengine-echo:reject private"])
+    done = job.run()
+    assert done.returncode == ExitCode.DONE
+    assert "private" not in done.stderr
+    assert "private" not in done.stdout
+    assert "3 records" in done.stderr
+
+
+def test_json_lines_where_the_output_ends_in_jsonl(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one", "two\u2028three"], output_data_path=str(tmp_path / "out.jsonl"))
+    assert job.run().returncode == ExitCode.DONE
+    lines = (tmp_path / "out.jsonl").read_bytes().split(b"\n")
+    assert lines.pop() == b""
+    assert [text_of(json.loads(line)) for line in lines] == [text_of(json.loads(line)) for line in lines]
+    assert len(lines) == 2
+    assert "two\u2028three" in text_of(json.loads(lines[1]))
+
+
+def test_a_v1_request_with_inline_content(tmp_path: Path) -> None:
+    content = {"prompts": ["a", "{{ 7*7 }}"], "max_new_tokens": 4, "temperature": 0.0, "return_token_log_probs": True}
+    job = Job(tmp_path, [], content=content, input_data_path=None)
+    done = job.run()
+    assert done.returncode == ExitCode.DONE, done.stderr
+    results = job.results()
+    assert [set(result) for result in results] == [{"text", "num_prompt_tokens", "num_completion_tokens", "tokens"}] * 2
+    assert "{{ 7*7 }}" in results[1]["text"]
+    assert all(token["log_prob"] is None or token["log_prob"] <= 0 for token in results[0]["tokens"])
+
+
+def test_openai_batch_lines_are_answered_as_such(tmp_path: Path) -> None:
+    job = Job(tmp_path, [])
+    lines = [
+        {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x", "max_tokens": 4}},
+        {"custom_id": "b", "method": "POST", "url": "/v1/nothing", "body": {"prompt": "x"}},
+        {
+            "custom_id": "c",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+        },
+    ]
+    job.input.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert job.run().returncode == ExitCode.DONE
+    first, second, third = job.results()
+    assert (first["custom_id"], first["error"], first["response"]["status_code"]) == ("a", None, 200)
+    assert first["response"]["body"]["object"] == "text_completion"
+    assert (second["custom_id"], second["response"]) == ("b", None)
+    assert second["error"]["index"] == 1
+    assert "url" in second["error"]["message"]
+    assert third["response"]["body"]["object"] == "chat.completion"
+
+
+def test_three_prompts_on_four_replicas(tmp_path: Path) -> None:
+    """Case 1: exactly three rows; a replica without a share loads no engine."""
+    job = Job(tmp_path, ["one", "two", "three"], data_parallelism=4)
+    logs = []
+    for replica in range(4):
+        done = job.run("--replica", str(replica), "--replicas", "4", "--chunk-records", "1", "--series", "s")
+        assert done.returncode == ExitCode.DONE, done.stderr
+        logs.append(done.stderr)
+    assert ["is ready" in log for log in logs] == [True, True, True, False]
+    assert not job.output.exists()
+    assert job.run(command="collect").returncode == ExitCode.DONE
+    assert len(job.results()) == 3
+
+
+@pytest.mark.parametrize("empty", ["", "\n", "[]"])
+def test_an_empty_job_ends_with_an_empty_array_and_no_engine(tmp_path: Path, empty: str) -> None:
+    """Case 4, second half."""
+    job = Job(tmp_path, [])
+    job.input.write_text(empty)
+    done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert job.results() == []
+    assert job.manifest().records == 0
+
+
+def test_invalid_records_alone_load_no_engine(tmp_path: Path) -> None:
+    job = Job(tmp_path, [])
+    job.input.write_text("[1,2]\nnull\n")
+    done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
+    assert done.returncode == ExitCode.TOO_MANY_FAILED_RECORDS
+
+
+def test_a_bad_record_costs_its_own_row_only(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["good", "llmengine-echo:reject", "", "good too"])
+    done = job.run()
+    assert done.returncode == ExitCode.DONE, done.stderr
+    results = job.results()
+    assert "choices" in results[0]
+    assert results[1]["error"]["index"] == 1
+    assert "line 2" in results[1]["error"]["message"]
+    assert results[2]["error"]["type"] == "empty_prompt"
+    assert "choices" in results[3]
+    assert job.manifest().failed == 2
+
+
+def test_a_job_whose_every_record_failed_is_a_failure(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["", "", "llmengine-echo:reject"])
+    done = job.run()
+    assert done.returncode == ExitCode.TOO_MANY_FAILED_RECORDS
+    assert "all 3 records failed (2 empty_prompt, 1 " in done.stderr
+    assert "for example: line 1" in done.stderr
+    assert not job.output.exists()
+
+
+@pytest.mark.parametrize(("rate", "code"), [("0.5", ExitCode.DONE), ("0.4", ExitCode.TOO_MANY_FAILED_RECORDS)])
+def test_max_error_rate(tmp_path: Path, rate: str, code: ExitCode) -> None:
+    job = Job(tmp_path, ["good", "", "good", ""])
+    done = job.run("--max-error-rate", rate)
+    assert done.returncode == code
+    assert job.output.exists() == (code is ExitCode.DONE)
+
+
+def test_max_error_rate_stops_early_once_it_is_sure_to_be_exceeded(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["llmengine-echo:reject"] * 20 + ["good"] * 180)
+    done = job.run(
+        "--max-error-rate",
+        "0.05",
+        "--chunk-records",
+        "10",
+        LLMENGINE_ECHO_SECONDS_PER_RECORD="0.02",
+        LLMENGINE_ECHO_CAPACITY="1",
+        LLMENGINE_ECHO_LOAD_SECONDS="0.5",
+    )
+    assert done.returncode == ExitCode.TOO_MANY_FAILED_RECORDS
+    assert "more than max_error_rate 0.05 allows" in done.stderr
+    assert job.generations().total() < 100
+
+
+def test_a_finished_job_is_given_back_and_regenerated_only_when_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one", "two"])
+    first = job.run()
+    again = job.run()
+    assert again.returncode == ExitCode.DONE
+    assert again.stdout == first.stdout
+    assert "if_done='regenerate'" in again.stderr
+    assert job.generations().total() == 2
+    assert job.run("--if-done", "regenerate").returncode == ExitCode.DONE
+    assert job.generations().total() == 4
+    assert job.manifest().generation == 2
+
+
+def test_refused_before_the_engine_loads(tmp_path: Path) -> None:
+    (tmp_path / "foreign.json").write_text("somebody's work")
+    (tmp_path / "file").write_text("")
+    for output, said in (
+        ("foreign.json", "overwrite"),
+        ("input.jsonl", "input"),
+        ("file/out.json", "file/out.json"),
+    ):
+        job = Job(tmp_path, ["one"], output_data_path=str(tmp_path / output))
+        done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
+        assert done.returncode == ExitCode.BAD_REQUEST, (output, done.stderr)
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+    assert (tmp_path / "foreign.json").read_text() == "somebody's work"
+
+
+def slow_job(tmp_path: Path, **fields: Any) -> Job:
+    return Job(tmp_path, [f"row {index}" for index in range(200)], **fields)
+
+
+SLOWLY = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.05", "LLMENGINE_ECHO_CAPACITY": "2"}
+
+
+def assert_kept_and_completed(job: Job) -> None:
+    """Stopped in the middle, with its finished records kept; the next run generates the others only."""
+    before = job.generations()
+    assert 0 < before.total() < 200
+    assert not job.output.exists()
+    done = job.run()
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert [f"row {index}" in text_of(result) for index, result in enumerate(job.results())] == [True] * 200
+    # At most what was in flight when it stopped.
+    assert job.generations().total() <= 200 + 10
+    assert job.manifest().records == 200
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_keeps_what_is_finished_in_the_middle_of_a_chunk(tmp_path: Path, number: signal.Signals) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start("--grace-seconds", "10", **SLOWLY)
+    wait_until(lambda: job.generations().total() >= 20)
+    os.kill(worker.pid, number)
+    stopped = time.monotonic()
+    _output, log = worker.communicate(timeout=10)
+    assert time.monotonic() - stopped < 10
+    assert worker.returncode == ExitCode.PARTIAL, log.decode()
+    assert number.name in log.decode()
+    assert_kept_and_completed(job)
+
+
+def test_a_signal_while_the_engine_loads_ends_at_once(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start(LLMENGINE_ECHO_LOAD_SECONDS="60")
+    wait_until(lambda: any("loading" in path.read_text() for path in tmp_path.glob("output.json.job/*/replicas/*")))
+    os.kill(worker.pid, signal.SIGTERM)
+    worker.communicate(timeout=5)
+    assert worker.returncode == ExitCode.PARTIAL
+    assert job.run().returncode == ExitCode.DONE
+
+
+def test_the_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
+    job = slow_job(tmp_path, max_runtime_sec=4)
+    started = time.monotonic()
+    done = job.run(**SLOWLY)
+    assert done.returncode == ExitCode.PARTIAL, done.stderr
+    assert time.monotonic() - started < 10
+    assert "max_runtime_sec" in done.stderr
+    job.fields.clear()
+    assert_kept_and_completed(job)
+
+
+def test_a_deadline_shorter_than_the_model_takes_to_load_ends_the_worker(tmp_path: Path) -> None:
+    job = slow_job(tmp_path, max_runtime_sec=2)
+    done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
+    assert done.returncode == ExitCode.PARTIAL
+    assert "max_runtime_sec" in done.stderr
+
+
+def test_retries_of_one_series_share_one_deadline(tmp_path: Path) -> None:
+    job = slow_job(tmp_path, max_runtime_sec=3)
+    assert job.run("--series", "a", **SLOWLY).returncode == ExitCode.PARTIAL
+    time.sleep(1)
+    again = job.run("--series", "a", **SLOWLY)
+    assert again.returncode == ExitCode.BAD_REQUEST
+    assert "used up" in again.stderr
+    assert job.run("--series", "b").returncode == ExitCode.DONE
+
+
+@pytest.mark.slow
+def test_cancel_keeps_what_is_finished(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start(**SLOWLY)
+    wait_until(lambda: job.generations().total() >= 10)
+    from airflow_llmengine.worker.cli import main
+
+    assert main(["cancel", str(job.output), "--reason", "enough"]) == ExitCode.DONE
+    _output, log = worker.communicate(timeout=20)
+    assert worker.returncode == ExitCode.PARTIAL
+    assert "cancelled (enough)" in log.decode()
+    assert_kept_and_completed(job)
+
+
+@pytest.mark.slow
+def test_a_superseded_worker_stops_before_its_next_commit(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start("--chunk-records", "4", **SLOWLY)
+    wait_until(lambda: len(job.committed()) >= 2)
+    current = tmp_path / "output.json.job" / "current.json"
+    current.write_text(json.dumps({**json.loads(current.read_text()), "generation": 2}))
+    _output, log = worker.communicate(timeout=20)
+    assert worker.returncode == ExitCode.PARTIAL
+    assert "another launch took over" in log.decode()
+    assert not job.output.exists()
+
+
+def test_an_engine_that_dies_keeps_what_is_finished(tmp_path: Path) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(40)] + ["llmengine-echo:die"] + ["row"] * 10)
+    done = job.run("--chunk-records", "8", LLMENGINE_ECHO_CAPACITY="1", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
+    assert done.returncode == ExitCode.ENGINE_DIED
+    assert len(job.committed()) >= 4
+    assert not job.output.exists()
+
+
+def test_the_end_of_the_launchers_pipe_ends_the_worker_with_its_work_saved(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    (tmp_path / "request.json").write_text(json.dumps(job.request))
+    reader, writer = os.pipe()
+    import subprocess
+    import sys
+
+    worker = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "airflow_llmengine.worker", "run", str(tmp_path / "request.json")),
+            *("--control-fd", str(reader), "--grace-seconds", "10"),
+        ],
+        env=job.environment(SLOWLY),
+        pass_fds=(reader,),
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    os.close(reader)
+    os.write(writer, b'{"storage_options": {}}\n')
+    wait_until(lambda: job.generations().total() >= 10)
+    os.close(writer)
+    _output, log = worker.communicate(timeout=15)
+    assert worker.returncode == ExitCode.PARTIAL, log.decode()
+    assert "launched this worker is gone" in log.decode()
+    assert_kept_and_completed(job)
+
+
+def test_an_input_replaced_in_mid_run_is_an_error(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start(**SLOWLY)
+    wait_until(lambda: job.generations().total() >= 10)
+    job.write_input(["another", "input"])
+    _output, log = worker.communicate(timeout=30)
+    assert worker.returncode == ExitCode.BAD_REQUEST, log.decode()
+    assert not job.output.exists()
+
+
+def test_another_worker_with_the_weights_replaced_is_refused(tmp_path: Path) -> None:
+    job = slow_job(tmp_path)
+    worker = job.start("--series", "s", **SLOWLY)
+    wait_until(lambda: job.generations().total() >= 10)
+    worker.kill()
+    worker.communicate()
+    (pinned,) = tmp_path.glob("output.json.job/*/model.json")
+    pinned.write_text(json.dumps({**json.loads(pinned.read_text()), "model_identity": "sha256:other"}))
+    done = job.run("--series", "s")
+    assert done.returncode == ExitCode.BAD_REQUEST
+    assert "sha256:other" in done.stderr
