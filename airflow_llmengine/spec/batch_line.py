@@ -9,7 +9,7 @@ from pydantic import Field
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.wire_model import WireModel
-from airflow_llmengine.spec.wire_types import Choice, FreeObject, Text
+from airflow_llmengine.spec.wire_types import FREE_OBJECT, TEXT, Choice
 
 COMPLETIONS_URL = "/v1/completions"
 CHAT_COMPLETIONS_URL = "/v1/chat/completions"
@@ -18,13 +18,13 @@ CHAT_COMPLETIONS_URL = "/v1/chat/completions"
 class BatchLine(WireModel):
     """One line. Its ``body`` is validated by ``body_model``, whose errors stand under ``body.``."""
 
-    custom_id: Annotated[str, Text()]
+    custom_id: Annotated[str, TEXT]
     """The user's own name of the record; given back in the result."""
     method: Annotated[Literal["POST"], Choice(("POST",))]
     """The HTTP method that the API would be called by."""
     url: Annotated[Literal["/v1/completions", "/v1/chat/completions"], Choice((COMPLETIONS_URL, CHAT_COMPLETIONS_URL))]
     """The API's endpoint, which tells what kind of record the body is."""
-    body: Annotated[dict[str, Any], FreeObject(), Field(repr=False)]
+    body: Annotated[dict[str, Any], FREE_OBJECT, Field(repr=False)]
     """The record."""
 
     @property

@@ -1,19 +1,44 @@
-"""What the schema can't say about a request or a record: the contract's second layer."""
+"""What the schema can't say about a request: the contract's second layer.
+
+Each rule looks at one matter and yields what it refuses; ``check`` gathers them all. A field that is null counts as not
+given, and a default never contradicts what was given.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
-from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.check_model import model_refusals
+from airflow_llmengine.spec.check_paths import path_refusals
+from airflow_llmengine.spec.check_record import check_record
+from airflow_llmengine.spec.kubernetes_syntax import (
+    LARGEST_QUANTITY,
+    is_binary_quantity,
+    label_key_fault,
+    label_value_fault,
+    parse_quantity,
+    subdomain_fault,
+    suggested_label,
+    suggested_quantity,
+)
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_request
+from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, path_step
+
+__all__ = ["check", "check_record", "validate_request"]
+
+_SMALLEST_CPUS = Decimal("0.001")
+_SMALLEST_BYTES = Decimal(2**20)
+_TOOL = "code_evaluator"
 
 
 def validate_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchCompletionsV1Request:
-    """Read a request and check all of it.
+    """Read a request and check all of it: schema first, then, if that is right, what goes beyond.
+
+    Args:
+        data: The request, or its JSON text.
 
     Raises:
         RequestInvalidError: With everything that is wrong.
@@ -27,16 +52,91 @@ def validate_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchComple
 
 def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
     """Say everything for which a request must not be launched, beyond its schema."""
-    refusals = []
-    if request.is_given("content") == request.is_given("input_data_path"):
-        refusals.append(Refusal("content", "exactly one of content and input_data_path must be given"))
-    return refusals
+    return [
+        *path_refusals(request),
+        *_label_refusals("labels", request.labels),
+        *_priority_refusals(request),
+        *_tool_refusals(request),
+        *_hardware_refusals(request),
+        *_content_refusals(request),
+        *model_refusals(request.model_cfg),
+        *_label_refusals("model_config.labels", request.model_cfg.labels),
+    ]
 
 
-def check_record(
-    record: CompletionV2Request | ChatCompletionV2Request, request: CreateBatchCompletionsV1Request
-) -> tuple[RecordErrorType, str] | None:
-    """Say why a record can't be run in this job, beyond its schema; None if it can."""
-    if record.stream:
-        return RecordErrorType.INVALID_RECORD, "stream: a batch has no stream; leave it out"
-    return None
+def _label_refusals(field: str, labels: Mapping[str, str]) -> Iterator[Refusal]:
+    for key, value in labels.items():
+        path = field + path_step(key)
+        key_fault = label_key_fault(key)
+        if key_fault:
+            yield Refusal(path, f"the key {_quoted(key)} {key_fault}", "use another key")
+        value_fault = label_value_fault(value)
+        if value_fault:
+            suggestion = suggested_label(value)
+            remedy = f"write it for example as {_quoted(suggestion)}" if suggestion else "use another value"
+            yield Refusal(path, f"the value {_quoted(value)} {value_fault}", remedy)
+
+
+def _quoted(text: str) -> str:
+    return ascii(text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "...")
+
+
+def _priority_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    fault = None if request.priority is None else subdomain_fault(request.priority)
+    if fault:
+        yield Refusal("priority", f"{_quoted(request.priority or '')} {fault}", "name a PriorityClass of the cluster")
+
+
+def _tool_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    if request.tool_config is None:
+        return
+    if request.tool_config.name != _TOOL:
+        yield Refusal("tool_config.name", f"there is no tool {_quoted(request.tool_config.name)}", f"use {_TOOL}")
+    else:
+        yield Refusal("tool_config", "not supported yet", "leave it out")
+
+
+def _hardware_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    yield from _quantity_refusals("cpus", request.cpus)
+    yield from _quantity_refusals("memory", request.memory)
+    yield from _quantity_refusals("storage", request.storage)
+    if request.gpus is not None and request.gpus < 1:
+        reason = f"must be at least 1, not {request.gpus}"
+        if request.gpu_type is not None:
+            reason += f", with a gpu_type of {request.gpu_type}"
+        yield Refusal("gpus", reason, "leave it out to have it inferred from the model")
+    if request.nodes_per_worker is not None and request.nodes_per_worker < 1:
+        yield Refusal("nodes_per_worker", f"must be at least 1, not {request.nodes_per_worker}")
+    elif request.nodes_per_worker is not None and request.nodes_per_worker > 1:
+        yield Refusal("nodes_per_worker", "more than one is not supported yet", "leave it out, or give 1")
+
+
+def _quantity_refusals(field: str, value: str | float | None) -> Iterator[Refusal]:
+    if value is None:
+        return
+    of_bytes = field != "cpus"
+    example = "16Gi" if of_bytes else "4 or 500m"
+    amount = parse_quantity(value) if isinstance(value, str) else Decimal(value)
+    if amount is None:
+        suggestion = suggested_quantity(str(value)) if of_bytes else None
+        remedy = f"write {suggestion}" if suggestion else f"write it as a number with a suffix, for example {example}"
+        yield Refusal(field, f"{_quoted(str(value))} is not a Kubernetes quantity", remedy)
+    elif not of_bytes and isinstance(value, str) and is_binary_quantity(value):
+        yield Refusal(field, f"{_quoted(value)} is a number of bytes; CPUs are counted in cores", f"write {example}")
+    elif amount <= 0:
+        yield Refusal(field, f"must be more than 0, not {_shown(value)}", f"write for example {example}")
+    elif amount > LARGEST_QUANTITY:
+        yield Refusal(field, f"{_shown(value)} is more than Kubernetes can count", f"write for example {example}")
+    elif of_bytes and amount < _SMALLEST_BYTES:
+        yield Refusal(field, f"{_shown(value)} is less than 1Mi of bytes", f"give the unit, for example {example}")
+    elif not of_bytes and amount < _SMALLEST_CPUS:
+        yield Refusal(field, f"{_shown(value)} is less than 1m, the least that Kubernetes counts", f"write {example}")
+
+
+def _shown(value: str | float) -> str:
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _content_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    if request.content is not None and request.content.max_new_tokens < 1:
+        yield Refusal("content.max_new_tokens", f"must be at least 1, not {request.content.max_new_tokens}")

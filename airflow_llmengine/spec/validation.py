@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, canonical, is_unicode, item_faults, path_step
 from airflow_llmengine.spec.wire_model import WireModel
-from airflow_llmengine.spec.wire_types import LONGEST_SHOWN, WIRE_FAULT, WireType, is_unicode, path_step
+from airflow_llmengine.spec.wire_types import WIRE_FAULT
 
 LONE_SURROGATE = "holds half of a surrogate pair (an escape such as \\ud800 alone), which UTF-8 can't carry"
 """Why a string that is not Unicode is refused."""
@@ -157,12 +158,15 @@ def _refusals_of_line(line: Any, root: type[WireModel]) -> Iterator[Refusal]:
     elif kind == "extra_forbidden":
         yield _unknown_field(place)
     elif kind in _OBJECT_ERRORS:
-        yield Refusal(place.path, f"must be an object, not {place.show(value)}")
+        subject = "" if place.path else "the document "
+        yield Refusal(place.path, f"{subject}must be an object, not {place.show(value)}")
     elif kind == "literal_error":
         yield Refusal(place.path, f"must be {context['expected']}, not {place.show(value)}")
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         tags = ", ".join(_tag(model) for model in place.models)
-        yield Refusal(f"{place.path}.type", f"must be one of {tags}" if "tag" in context else f"is required: one of {tags}")
+        yield Refusal(
+            f"{place.path}.type", f"must be one of {tags}" if "tag" in context else f"is required: one of {tags}"
+        )
     elif kind == "string_unicode":
         yield Refusal(place.path, f"the name of a field {LONE_SURROGATE}", None, RecordErrorType.INVALID_UNICODE)
     elif kind == "invalid_key":
@@ -173,21 +177,18 @@ def _refusals_of_line(line: Any, root: type[WireModel]) -> Iterator[Refusal]:
 
 def _wire_refusals(place: _Place, value: Any, context: Mapping[str, Any]) -> Iterator[Refusal]:
     if "at" in context:
-        yield _refusal_at(place.path + context["at"], "" if context["unicode"] else context["expected"])
+        yield _refusal_at(place.path + context["at"], context["expected"])
         return
     if isinstance(value, str) and not is_unicode(value):
         yield _refusal_at(place.path, "")
         return
-    wire_type: WireType = context["type"]
-    items = [_refusal_at(place.path + at, expected) for at, expected in islice(wire_type.item_faults(value), MOST_SHOWN)]
+    items = list(islice(item_faults(context["kind"], value), MOST_SHOWN))
     if items:
-        yield from items
+        yield from (_refusal_at(place.path + at, expected) for at, expected in items)
         return
-    remedy = None
-    if isinstance(value, str) and not place.private:
-        canonical = wire_type.canonical(value)
-        remedy = f"write it as {canonical}" if canonical not in (None, value) else None
-    yield Refusal(place.path, f"must be {wire_type.expected}, not {place.show(value)}", remedy)
+    written = canonical(context["kind"], value) if isinstance(value, str) and not place.private else None
+    remedy = None if written is None else f"write it as {written}"
+    yield Refusal(place.path, f"must be {context['expected']}, not {place.show(value)}", remedy)
 
 
 def _refusal_at(path: str, expected: str) -> Refusal:
@@ -199,13 +200,15 @@ def _refusal_at(path: str, expected: str) -> Refusal:
 def _unknown_field(place: _Place) -> Refusal:
     name = str(place.key)[:LONGEST_SHOWN]
     known = [wire_name for model in place.parents for wire_name in wire_names(model)]
-    nearest = get_close_matches(name, known, n=1, cutoff=0.6)
-    if nearest:
-        return Refusal(place.path, "unknown field", f"did you mean {nearest[0]}?")
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return Refusal(place.path, "unknown field", f"did you mean {near[0]}?")
     elsewhere = [path for model in place.parents for path in _paths_to(name, model)]
     if elsewhere:
         return Refusal(place.path, "unknown field", f"did you mean {elsewhere[0]}?")
-    return Refusal(place.path, "unknown field", f"the nearest known field is {get_close_matches(name, known, 1, 0.0)[0]}")
+    return Refusal(
+        place.path, "unknown field", f"the nearest known field is {get_close_matches(name, known, 1, 0.0)[0]}"
+    )
 
 
 def wire_names(model: type[WireModel]) -> list[str]:
