@@ -117,11 +117,15 @@ class Backend(ABC):
 
     @abstractmethod
     def creator(self, path: str, data: bytes) -> Callable[[], bool]:
-        """A call that creates the file if there is none: True if it did, False if there was one.
+        """For ``create``: a call that creates the file if there is none: True if it did, False if there was one.
 
         The call may be repeated after a failure: when an earlier attempt did create the file and only the answer was
         lost, it says True. True means durable.
         """
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Create the file if there is none, transient failures tried again; see ``creator``."""
+        return self.attempt("create", path, self.creator(path, data))
 
     @abstractmethod
     def replace(self, path: str, data: bytes) -> None:
@@ -158,7 +162,7 @@ class Backend(ABC):
 
     @abstractmethod
     def require_commits(self, path: str) -> None:
-        """Raise ``StorageUnsupportedError`` unless this store can create-if-absent beside ``path``."""
+        """Try whether files can be created beside ``path``, and only if absent; raises ``StorageError`` if not."""
 
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
         """Delete what writers that died left of the file ``path``; gives how many."""

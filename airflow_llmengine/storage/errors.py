@@ -5,7 +5,8 @@
     StorageError                  could not be read or written; unreachable, out of space, answered 5xx for too long
     +-- StorageNotFoundError      the file, folder or bucket is not there
     +-- StorageDeniedError        no permission, or no valid credentials
-    +-- StorageUnsupportedError   a store that can't do what a job needs, an unknown scheme, or a package not installed
+    +-- StorageUnsupportedError   a store that can't do what a job needs, a URL that names no file, an unknown scheme,
+    |                             or a package not installed
     +-- StorageChangedError       a file was replaced while it was being read
     +-- StorageDocumentError      a state document of a job can't be read as what it should be
 
@@ -29,7 +30,7 @@ class StorageDeniedError(StorageError):
 
 
 class StorageUnsupportedError(StorageError):
-    """The store can't do what is asked: no create-if-absent, an unknown scheme, or its package is not installed."""
+    """It can't be done there: no create-if-absent, no name of a file, an unknown scheme, a package not installed."""
 
 
 class StorageChangedError(StorageError):

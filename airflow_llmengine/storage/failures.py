@@ -53,6 +53,7 @@ _NO_CREDENTIALS_CLASSES = (
     "DefaultCredentialsError",
     "RefreshError",
 )
+_WRONG_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
 _DENIED_CODES = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")
 _DENIED_ERRNO = (errno.EACCES, errno.EPERM, errno.EROFS)
 _SAFE_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
@@ -147,7 +148,13 @@ def _by_answer(status: int | None, code: str | None) -> Failure:
     if status == 404:
         return Failure(StorageNotFoundError, "it does not exist; check its spelling")
     if status in (401, 403) or code in _DENIED_CODES:
-        return Failure(StorageDeniedError, f"{answer}; check the credentials and what they permit")
+        return Failure(
+            StorageDeniedError,
+            f"{answer}; check the credentials and what they permit (where listing is not permitted, "
+            f"what does not exist is answered so too)",
+        )
+    if status == 301 or code in _WRONG_REGION_CODES:
+        return Failure(StorageError, f"{answer}; check the region and the endpoint")
     if status == 412:
         return Failure(StorageChangedError, "it was replaced while it was being read")
     if status == 501:

@@ -72,7 +72,7 @@ class Storage:
     def backend_of(self, url: str) -> tuple[Backend, str]:
         """The store of ``url`` and the path in it. For this package only."""
         parsed = parse_url(url)
-        key = (os.getpid(), parsed.prefix)
+        key = (os.getpid(), parsed.store)
         backend = self._backends.get(key)
         if backend is None:
             from airflow_llmengine.storage.opening import open_backend
@@ -104,6 +104,11 @@ class Location:
     def is_local(self) -> bool:
         """Whether it lies in the local file system."""
         return parse_url(self.url).protocol == LOCAL
+
+    @property
+    def names_file(self) -> bool:
+        """Whether a file can be here at all: false for a bucket as a whole and for the root of a file system."""
+        return parse_url(self.url).names_file
 
     def child(self, name: str) -> Location:
         """A place below this one; ``name`` may have several parts."""
@@ -148,8 +153,7 @@ class Location:
         ``StorageUnsupportedError`` if the store can't do it.
         """
         backend, path = self._backend()
-        backend.require_commits(path)
-        return backend.attempt("create", path, backend.creator(path, data))
+        return backend.create(path, data)
 
     def replace(self, data: bytes) -> None:
         """Put a whole small file here, whatever was there; a reader sees the old one or the new one."""
@@ -223,7 +227,8 @@ class Location:
         """Make sure, by trying it in the folder of this place, that files can be created there, and only if absent.
 
         Raises ``StorageDeniedError`` where writing is not permitted, ``StorageUnsupportedError`` for a store that
-        can't commit, ``StorageNotFoundError`` for a bucket that does not exist.
+        can't commit, ``StorageNotFoundError`` for a bucket that does not exist, ``StorageError`` if this place is a
+        folder. Makes the folder on a file system; leaves no file.
         """
         backend, path = self._backend()
         backend.require_commits(path)

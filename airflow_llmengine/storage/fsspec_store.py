@@ -6,7 +6,7 @@ that it can create-if-absent. A file system behind a network protocol (``sftp://
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -24,11 +24,11 @@ _READ_AHEAD_BYTES = 8 * 2**20
 class FsspecBackend(Backend):
     """A store that only fsspec knows. Listings are never taken from a cache."""
 
-    def __init__(self, filesystem: Any, parsed: ParsedUrl, retry: RetryPolicy, *, writable: bool | None = None) -> None:
+    def __init__(self, filesystem: Any, parsed: ParsedUrl, retry: RetryPolicy) -> None:
         super().__init__(parsed.prefix, retry)
         self._filesystem = filesystem
-        self._is_object_store = parsed.protocol in _OBJECT_STORES if writable is None else writable
-        self._proven: set[str] = set()
+        self._writable = parsed.protocol in _OBJECT_STORES
+        self._proven = False
 
     @override
     def stat(self, path: str) -> StoredFile | None:
@@ -51,12 +51,18 @@ class FsspecBackend(Backend):
         return file
 
     @override
+    def create(self, path: str, data: bytes) -> bool:
+        if not self._proven:
+            self.require_commits(path)
+        return super().create(path, data)
+
+    @override
     def creator(self, path: str, data: bytes) -> Callable[[], bool]:
-        self._require_writable(path)
+        address = self._writable_address(path)
 
         def create() -> bool:
             try:
-                self._filesystem.pipe_file(path, data, mode="create")
+                self._filesystem.pipe_file(address, data, mode="create")
             except Exception as error:
                 if not isinstance(error, FileExistsError) and http_status(error) != 412:
                     raise
@@ -69,74 +75,72 @@ class FsspecBackend(Backend):
 
     @override
     def replace(self, path: str, data: bytes) -> None:
-        self._require_writable(path)
-        self._filesystem.pipe_file(path, data)
+        self._filesystem.pipe_file(self._writable_address(path), data)
 
     @override
     def open_write(self, path: str) -> PendingWrite:
-        self._require_writable(path)
-        return _FsspecWrite(self, path, self._filesystem.open(path, "wb", autocommit=False))
+        file = self._filesystem.open(self._writable_address(path), "wb", autocommit=False)
+        return _FsspecWrite(self, path, file)
 
     @override
     def delete(self, path: str) -> None:
-        self._require_writable(path)
         try:
-            self._filesystem.rm_file(path)
+            self._filesystem.rm_file(self._writable_address(path))
         except FileNotFoundError:
             return
 
     @override
     def delete_tree(self, path: str) -> None:
-        self._require_writable(path)
+        self._writable_address(path)
         for file in list(self.walk(path)):
             self.delete(file.path)
 
     @override
     def files(self, path: str) -> list[StoredFile]:
-        return [self._listed(details) for details in self._list(path) if details["type"] == "file"]
+        return [_stored(below, details) for below, details in self._list(path) if details["type"] == "file"]
 
     @override
     def folders(self, path: str) -> list[str]:
-        names = (details["name"].rstrip("/") for details in self._list(path) if details["type"] == "directory")
-        return [name.rpartition("/")[2] for name in names]
+        return [below.rpartition("/")[2] for below, details in self._list(path) if details["type"] == "directory"]
 
     @override
     def walk(self, path: str) -> Iterator[StoredFile]:
         found = self.attempt("list", path, lambda: self._filesystem.find(self._address(path), detail=True))
-        for details in found.values():
-            file = self._listed(details)
-            if file.path.startswith(f"{path}/"):  # a file is found below itself
-                yield file
+        for below, details in self._relocated(path, found.values()):
+            yield _stored(below, details)
 
     @override
     def require_commits(self, path: str) -> None:
-        self._require_writable(path)
-        bucket = path.partition("/")[0]
-        if bucket not in self._proven:
-            prove_commits(self, path)
-            self._proven.add(bucket)
+        self._writable_address(path)
+        prove_commits(self, path)
+        self._proven = True
 
-    def _list(self, path: str) -> list[Mapping[str, Any]]:
+    def _list(self, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
             found = self._filesystem.ls(self._address(path), detail=True)
         except (FileNotFoundError, NotADirectoryError):
-            return []
-        own = self._address(path).rstrip("/")
-        return [details for details in found if details["name"].rstrip("/") != own]
+            return
+        yield from self._relocated(path, found)
 
-    def _listed(self, details: Mapping[str, Any]) -> StoredFile:
-        return _stored(details["name"].removeprefix(self.prefix).lstrip("/"), details)
+    def _relocated(self, path: str, found: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """What the file system listed below ``path``, each with its path as it is called here."""
+        start = self._address(path).rstrip("/") + "/"
+        for details in found:
+            name = details["name"].rstrip("/")
+            if name.startswith(start):  # else it is the folder's own entry, or a file that was listed below itself
+                yield f"{path}/{name[len(start) :]}", details
 
     def _address(self, path: str) -> str:
-        # Such as http:// keep the whole URL for a path.
-        address: str = self._filesystem._strip_protocol(self.prefix + path)  # noqa: SLF001 - fsspec has no other way
+        # Each file system has its own idea of what of a URL it takes for the path.
+        address: str = self._filesystem._strip_protocol(self.prefix + path)  # noqa: SLF001 - fsspec's only way
         return address
 
-    def _require_writable(self, path: str) -> None:
-        if not self._is_object_store:
+    def _writable_address(self, path: str) -> str:
+        if not self._writable:
             raise StorageUnsupportedError(
                 f"{redact(self.prefix + path)} can only be read: a job writes to local paths, s3://, gs:// and az://."
             )
+        return self._address(path)
 
 
 class _FsspecWrite(PendingWrite):
@@ -155,7 +159,7 @@ class _FsspecWrite(PendingWrite):
         with self._backend.translated("write", self._path):
             self._file.close()
             self._file.commit()
-            file = self._backend.stat(self._path)
+        file = self._backend.attempt("look up", self._path, lambda: self._backend.stat(self._path))
         return None if file is None else file.tag
 
     @override

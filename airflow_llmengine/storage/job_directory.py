@@ -29,8 +29,9 @@ from airflow_llmengine.spec.job_state import (
     StateDocument,
 )
 from airflow_llmengine.spec.manifest import Manifest
-from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError
-from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
+from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.filesystem import Location, Storage, content_identity
+from airflow_llmengine.storage.urls import redact
 
 log = logging.getLogger(__name__)
 
@@ -50,10 +51,16 @@ class JobDirectory:
     """Everything that is kept beside one output."""
 
     def __init__(self, storage: Storage, output_data_path: str) -> None:
+        if output_data_path.endswith("/"):
+            raise StorageUnsupportedError(
+                f"The output {redact(output_data_path)} is a folder; give the name of a file in it."
+            )
         self.storage = storage
         self.output: Location = storage.location(output_data_path)
         self.manifest: Location = self.output.sibling(MANIFEST_SUFFIX)
         self.root: Location = self.output.sibling(JOB_SUFFIX)
+        if not self.output.names_file:
+            raise StorageUnsupportedError(f"The output {self.output} names no file; give the name of a file in it.")
         self._current = self.root.child("current.json")
         self._cancel = self.root.child("cancel.json")
 
@@ -318,15 +325,3 @@ def _parse_chunk_name(name: str) -> tuple[int, int | None] | None:
     if _chunk_path(chunk) != f"{match.group(1)}/{match.group(2)}":
         return None
     return chunk, None if match.group(3) is None else int(match.group(3))
-
-
-__all__ = [
-    "CHUNKS_PER_FOLDER",
-    "JOB_SUFFIX",
-    "MANIFEST_SUFFIX",
-    "FileEntry",
-    "JobDirectory",
-    "JobScratch",
-    "read_document",
-    "write_document",
-]

@@ -9,17 +9,19 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from typing_extensions import override
 
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, is_temporary, temporary_name
-from airflow_llmengine.storage.errors import StorageUnsupportedError
+from airflow_llmengine.storage.errors import StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.retrying import RetryPolicy
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _TRIES = 5
+
+T = TypeVar("T")
 
 
 class LocalBackend(Backend):
@@ -49,40 +51,11 @@ class LocalBackend(Backend):
 
     @override
     def creator(self, path: str, data: bytes) -> Callable[[], bool]:
-        def create() -> bool:
-            if os.path.lexists(path):
-                return False
-            temporary = _write_temporary(path, data)
-            try:
-                try:
-                    os.link(temporary, path)
-                except FileExistsError:
-                    # On a network file system the link may have been made and only the answer lost: two names, ours.
-                    if os.stat(temporary).st_nlink < 2:  # noqa: PTH116
-                        return False
-                except OSError as error:
-                    if error.errno not in _NO_LINKS:
-                        raise
-                    raise StorageUnsupportedError(
-                        f"The file system of {path} has no hard links, so a job's commits would not be safe there; "
-                        f"use a folder on another file system."
-                    ) from error
-            finally:
-                temporary.unlink(missing_ok=True)
-            _sync_folder(temporary.parent)
-            return True
-
-        return create
+        return lambda: not os.path.lexists(path) and _in_folder_that_may_go(lambda: _link(path, data))
 
     @override
     def replace(self, path: str, data: bytes) -> None:
-        temporary = _write_temporary(path, data)
-        try:
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_folder(temporary.parent)
+        _in_folder_that_may_go(lambda: _rename(path, data))
 
     @override
     def open_write(self, path: str) -> PendingWrite:
@@ -111,7 +84,7 @@ class LocalBackend(Backend):
 
     @override
     def folders(self, path: str) -> list[str]:
-        return [entry.name for entry in _scan(path) if entry.is_dir()]
+        return [entry.name for entry in _scan(path) if _is_folder(entry)]
 
     @override
     def walk(self, path: str) -> Iterator[StoredFile]:
@@ -126,13 +99,11 @@ class LocalBackend(Backend):
 
     @override
     def require_commits(self, path: str) -> None:
-        folder = Path(path).parent
-        probe = folder / temporary_name()
-        try:
-            self.attempt("create a file beside", path, self.creator(str(probe), b""))
-        finally:
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                probe.unlink()
+        if Path(path).is_dir():
+            raise StorageError(f"{path} is a folder, not a file; give the name of a file.")
+        probe = Path(path).with_name(temporary_name())
+        self.attempt("create a file beside", path, self.creator(str(probe), b""))
+        self.attempt("delete a file beside", path, lambda: probe.unlink(missing_ok=True))
 
     @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
@@ -156,7 +127,7 @@ class LocalBackend(Backend):
         with self.translated("list", path):
             entries = _scan(path)
         for entry in entries:
-            if entry.is_dir():
+            if _is_folder(entry):
                 yield from self._walk_entries(entry.path, (*above, identity))
             elif not is_temporary(entry.name) and _is_file(entry):
                 yield entry
@@ -167,7 +138,7 @@ class _LocalWrite(PendingWrite):
         self._path = path
         self._backend = backend
         with backend.translated("write", path):
-            self._temporary, self._file = _open_temporary(path)
+            self._temporary, self._file = _in_folder_that_may_go(lambda: _open_temporary(path))
 
     @override
     def write(self, data: bytes) -> None:
@@ -192,6 +163,48 @@ class _LocalWrite(PendingWrite):
             self._temporary.unlink(missing_ok=True)
 
 
+def _in_folder_that_may_go(function: Callable[[], T]) -> T:
+    """Call again what failed because somebody deleted the folder just then; it is made anew."""
+    for remaining in reversed(range(_TRIES)):
+        try:
+            return function()
+        except FileNotFoundError:
+            if not remaining:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _link(path: str, data: bytes) -> bool:
+    temporary = _write_temporary(path, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # On a network file system the link may have been made and only the answer lost: then there are two names.
+        if temporary.stat().st_nlink < 2:
+            return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        raise StorageUnsupportedError(
+            f"The file system of {path} has no hard links, so a job's commits would not be safe there; "
+            f"use a folder on another file system."
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(temporary.parent)
+    return True
+
+
+def _rename(path: str, data: bytes) -> None:
+    temporary = _write_temporary(path, data)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(temporary.parent)
+
+
 def _write_temporary(path: str, data: bytes) -> Path:
     """A new file beside ``path`` with ``data`` in it, safely on the disk."""
     temporary, file = _open_temporary(path)
@@ -209,16 +222,10 @@ def _write_temporary(path: str, data: bytes) -> Path:
 def _open_temporary(path: str) -> tuple[Path, BinaryIO]:
     folder = Path(path).parent
     temporary = folder / temporary_name()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    for remaining in reversed(range(_TRIES)):
-        _make_folders(folder)
-        try:
-            # 0o666 less the umask: the result has the mode of any file that its user writes.
-            return temporary, os.fdopen(os.open(temporary, flags, 0o666), "wb")
-        except FileNotFoundError:  # somebody deleted the folder in between
-            if not remaining:
-                raise
-    raise AssertionError("the last try returns or raises")
+    _make_folders(folder)
+    # 0o666 less the umask: the result has the mode of any file that its user writes.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    return temporary, os.fdopen(descriptor, "wb")
 
 
 def _make_folders(folder: Path) -> None:
@@ -257,10 +264,17 @@ def _scan(path: str) -> list[os.DirEntry[str]]:
         return []
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symbolic link that leads round in a circle
+        return False
+
+
 def _is_file(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_file()
-    except OSError:  # a symbolic link that leads round in a circle
+    except OSError:
         return False
 
 

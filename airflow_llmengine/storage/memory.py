@@ -75,11 +75,11 @@ class MemoryBackend(Backend):
 
     @override
     def files(self, path: str) -> list[StoredFile]:
-        return [file for file in self._find(path) if "/" not in file.path[len(path) + 1 :]]
+        return [file for file in self._find(path) if "/" not in _below(file.path, path)]
 
     @override
     def folders(self, path: str) -> list[str]:
-        below = (file.path[len(path) + 1 :].partition("/") for file in self._find(path))
+        below = (_below(file.path, path).partition("/") for file in self._find(path))
         return sorted({name for name, slash, _ in below if slash})
 
     @override
@@ -95,6 +95,10 @@ class MemoryBackend(Backend):
             found = self._filesystem.find(f"/{path}", detail=True)
         files = (StoredFile(name.lstrip("/"), details["size"]) for name, details in found.items())
         return [file for file in files if file.path.startswith(f"{path}/" if path else "")]
+
+
+def _below(path: str, folder: str) -> str:
+    return path[len(folder) :].lstrip("/")
 
 
 class _MemoryWrite(PendingWrite):

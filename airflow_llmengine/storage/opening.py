@@ -32,10 +32,13 @@ def open_backend(parsed: ParsedUrl, options: Mapping[str, Mapping[str, Any]], re
         from airflow_llmengine.storage.s3 import S3Backend
 
         return S3Backend(filesystem_class, given, retry)
+    from fsspec.core import url_to_fs  # it takes options that some stores have in their URLs, such as Azure's account
+
     from airflow_llmengine.storage.fsspec_store import FsspecBackend
 
     given = {"use_listings_cache": False, "skip_instance_cache": True, **given}
-    return FsspecBackend(filesystem_class(**given), parsed, retry)
+    filesystem, _ = url_to_fs(parsed.url, **given)
+    return FsspecBackend(filesystem, parsed, retry)
 
 
 def _filesystem_class(parsed: ParsedUrl) -> Any:

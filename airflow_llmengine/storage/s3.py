@@ -15,7 +15,7 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, prove_commits
-from airflow_llmengine.storage.errors import StorageDeniedError, StorageError
+from airflow_llmengine.storage.errors import StorageDeniedError, StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.failures import http_status
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import redact
@@ -68,6 +68,13 @@ class S3Backend(Backend):
             raise FileNotFoundError(path)
         opened: RawFile = file
         return opened
+
+    @override
+    def create(self, path: str, data: bytes) -> bool:
+        bucket, _ = self.bucket_and_key(path)
+        if bucket not in self._proven:
+            self.require_commits(path)
+        return super().create(path, data)
 
     @override
     def creator(self, path: str, data: bytes) -> Callable[[], bool]:
@@ -130,9 +137,8 @@ class S3Backend(Backend):
     @override
     def require_commits(self, path: str) -> None:
         bucket, _ = self.bucket_and_key(path)
-        if bucket not in self._proven:
-            prove_commits(self, path)
-            self._proven.add(bucket)
+        prove_commits(self, path)
+        self._proven.add(bucket)
 
     @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
@@ -173,10 +179,11 @@ class S3Backend(Backend):
         return head is not None and head.get("Metadata", {}).get(_WRITER_KEY) == metadata[_WRITER_KEY]
 
     def bucket_and_key(self, path: str) -> tuple[str, str]:
-        """The two parts of a path; ``StorageError`` if there is no key."""
+        """The two parts of a path; ``StorageUnsupportedError`` if there is no key."""
         bucket, key, _ = self._filesystem.split_path(path)
         if not bucket or not key:
-            raise StorageError(f"{redact(self.prefix + path)} names a bucket and no object in it; give a key too.")
+            url = redact(self.prefix + path)
+            raise StorageUnsupportedError(f"{url} names a bucket and no object in it; give a key too.")
         return bucket, key
 
     def _pages(self, path: str, **arguments: str) -> Iterator[Any]:

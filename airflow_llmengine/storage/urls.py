@@ -25,7 +25,7 @@ _AZURE_SCHEMES = ("az", "abfs", "abfss")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
-_USER_INFO = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/]*@")
+_USER_INFO = re.compile(r"://[^/@]*@")
 _QUERY = re.compile(r"\?[^/?]*=.*$", re.DOTALL)
 
 
@@ -45,6 +45,18 @@ class ParsedUrl:
         """The canonical URL."""
         return self.prefix + self.path
 
+    @property
+    def names_file(self) -> bool:
+        """Whether a file can be there: not at the root of a file system, nor where only a bucket is named."""
+        if self.protocol in (LOCAL, MEMORY):
+            return self.path.strip("/") != ""
+        return "/" in self.path
+
+    @property
+    def store(self) -> str:
+        """The part of the URL that says which store it is: ``s3://bucket``, ``memory://``; empty for local files."""
+        return "" if not self.prefix else self.prefix + ("" if self.protocol == MEMORY else self.path.partition("/")[0])
+
 
 def parse_url(url: str) -> ParsedUrl:
     """Parse a URL or a local path; two spellings of one place give the same result.
@@ -52,9 +64,11 @@ def parse_url(url: str) -> ParsedUrl:
     A relative local path is taken from the current directory. ``StorageUnsupportedError`` for what no store could be
     found for.
     """
+    if not url or "\0" in url:
+        raise StorageUnsupportedError(f"{url!r} names no place; give a URL or a path.")
     match = _SCHEME.match(url)
     if match is None:
-        if "://" in url or _CHAIN.match(url):
+        if "://" in url and _CHAIN.match(url):
             raise StorageUnsupportedError(f"{redact(url)} is a chained URL; give the URL of the file itself.")
         return _local(url)
     scheme = match.group(1).lower()
@@ -86,10 +100,10 @@ def redact(url: str) -> str:
 
     A question mark that no ``=`` follows is a glob's, and stays.
     """
-    if _SCHEME.match(url) is None:
-        return url if "://" not in url else _QUERY.sub("", url)
-    if not url.startswith(tuple(f"{scheme}://" for scheme in _AZURE_SCHEMES)):
-        url = _USER_INFO.sub(r"\1", url)
+    if "://" not in url:
+        return url
+    if not url.startswith(tuple(f"{scheme}://" for scheme in _AZURE_SCHEMES)):  # container@account is a place there
+        url = _USER_INFO.sub("://", url)
     return _QUERY.sub("", url)
 
 
