@@ -20,11 +20,11 @@ _BINARY = {suffix: Decimal(1024) ** power for power, suffix in enumerate(["Ki", 
 _DECIMAL = {
     suffix: Decimal(1000) ** power for power, suffix in enumerate(["n", "u", "m", "", "k", "M", "G", "T", "P", "E"], -3)
 }
-_QUANTITY = re.compile(r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?P<suffix>[A-Za-z]*|[eE][+-]?[0-9]{1,3})", re.ASCII)
+_QUANTITY = re.compile(
+    r"(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(?P<suffix>[A-Za-z]*|[eE][+-]?[0-9]{1,3})", re.ASCII
+)
 _LOOSE_QUANTITY = re.compile(
     r"\s*(?P<number>[0-9]+(?:[.,][0-9]+)?)\s*(?P<letter>[kmgtpe])i?(?:b|bytes?)?\s*", re.ASCII | re.IGNORECASE
-)
-    r"\s*(?P<number>[0-9]+(?:[.,][0-9]+)?)\s*(?P<letter>[kmgtpe])i?(?:b|bytes?)?\s*", re.IGNORECASE
 )
 _LONGEST_QUANTITY = 64
 
