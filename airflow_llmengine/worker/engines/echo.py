@@ -1,0 +1,172 @@
+"""The stand-in engine: it answers each record with the record's own prompt, and has no model.
+
+It is there to try a pipeline before there is a GPU, and for tests of everything around an engine. An answer is a
+function of its record alone. A token is a word: what stands between white space.
+
+It is set by environment variables:
+
+- ``LLMENGINE_ECHO_SECONDS_PER_RECORD``: how long one record takes (default 0);
+- ``LLMENGINE_ECHO_CAPACITY``: how many records it works on at once (default 256);
+- ``LLMENGINE_ECHO_LOAD_SECONDS``: how long ``start`` takes (default 0);
+- ``LLMENGINE_ECHO_LOG``: a file to which it appends ``<index> <process id>`` for each record that it has generated, so
+  that what several processes generated can be counted.
+
+A prompt that starts with ``llmengine-echo:reject`` is rejected, one that starts with ``llmengine-echo:die`` ends the
+engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+from typing import Any
+
+from airflow_llmengine import __version__
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
+from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, RecordRejectedError
+from airflow_llmengine.worker.records import PromptRecord, Record
+
+REJECT_MARKER = "llmengine-echo:reject"
+DIE_MARKER = "llmengine-echo:die"
+
+
+class EchoEngine:
+    """Answers each record with its prompt. See the module for its settings."""
+
+    name = "echo"
+    version = __version__
+
+    def __init__(self, request: CreateBatchCompletionsV1Request) -> None:
+        self._model = request.model_cfg.served_model_name or request.model_cfg.model
+        self._seconds_per_record = _number("LLMENGINE_ECHO_SECONDS_PER_RECORD", 0.0)
+        self._load_seconds = _number("LLMENGINE_ECHO_LOAD_SECONDS", 0.0)
+        self._capacity = int(_number("LLMENGINE_ECHO_CAPACITY", 256, least=1))
+        self._log_path = os.environ.get("LLMENGINE_ECHO_LOG")
+        self._log: int | None = None
+        self._slots = asyncio.Semaphore(self._capacity)
+        self._dead = False
+
+    async def start(self) -> None:
+        """Wait as long as it is set to, as if it loaded a model."""
+        await asyncio.sleep(self._load_seconds)
+        if self._log_path and self._log is None:
+            # With O_APPEND the short lines of several processes never mix.
+            self._log = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    @property
+    def model_identity(self) -> str | None:
+        """The same always: there are no weights."""
+        return "echo"
+
+    @property
+    def capacity(self) -> int:
+        """How many records it works on at once."""
+        return self._capacity
+
+    async def complete(self, record: Record) -> Answer:
+        """Answer with the prompt."""
+        if self._dead:
+            raise EngineDiedError("the stand-in engine has died before")
+        prompts = _prompts(record)
+        for prompt in prompts:
+            if prompt == "":
+                raise RecordRejectedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
+            if prompt.startswith(REJECT_MARKER):
+                raise RecordRejectedError(RecordErrorType.REJECTED_BY_ENGINE, f"the prompt starts with {REJECT_MARKER}")
+            if prompt.startswith(DIE_MARKER):
+                self._dead = True
+                raise EngineDiedError(f"a prompt starts with {DIE_MARKER}")
+        async with self._slots:
+            await asyncio.sleep(self._seconds_per_record)
+        if self._log is not None:
+            os.write(self._log, f"{record.index} {os.getpid()}\n".encode())
+        return self._answer(record, prompts)
+
+    async def stop(self) -> None:
+        """Close the log."""
+        if self._log is not None:
+            os.close(self._log)
+            self._log = None
+
+    def _answer(self, record: Record, prompts: list[str]) -> Answer:
+        request = record.request
+        words = sum(len(prompt.split()) for prompt in prompts)
+        if isinstance(request, PromptRecord):
+            pieces = _pieces(prompts[0])
+            output = CompletionOutput(
+                text=prompts[0],
+                num_prompt_tokens=words,
+                num_completion_tokens=words,
+                tokens=[TokenOutput(token=piece, log_prob=0.0) for piece in pieces]
+                if request.content.return_token_log_probs
+                else None,
+            )
+            return Answer(output.model_dump(mode="json"), words, words)
+        copies = request.effective("n")
+        texts = [prompt for prompt in prompts for _ in range(copies)]
+        body: dict[str, Any] = {
+            "id": f"echo-{record.index}",
+            "object": "text_completion" if isinstance(request, CompletionV2Request) else "chat.completion",
+            "created": 0,
+            "model": self._model,
+            "choices": [_choice(request, index, text) for index, text in enumerate(texts)],
+            "usage": {
+                "prompt_tokens": words,
+                "completion_tokens": words * copies,
+                "total_tokens": words * (copies + 1),
+            },
+        }
+        if request.user is not None:
+            body["metadata"] = {"user": request.user}
+        return Answer(body, words, words * copies)
+
+
+def _choice(request: CompletionV2Request | ChatCompletionV2Request, index: int, text: str) -> dict[str, Any]:
+    if isinstance(request, CompletionV2Request):
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": "stop"}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": "stop"}
+
+
+def _prompts(record: Record) -> list[str]:
+    """The record's prompts as texts: token ids as numbers with spaces between them, of a chat its last message."""
+    request = record.request
+    if isinstance(request, PromptRecord):
+        return [request.prompt]
+    if isinstance(request, ChatCompletionV2Request):
+        content = request.messages[-1].get("content") if request.messages else None
+        parts = content if isinstance(content, list) else [{"text": content or ""}]
+        return ["".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))]
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if prompt and isinstance(prompt[0], int):
+        return [_ids(prompt)]
+    return [one if isinstance(one, str) else _ids(one) for one in prompt or [""]]
+
+
+def _ids(ids: Any) -> str:
+    return " ".join(map(str, ids))
+
+
+def _pieces(text: str) -> list[str]:
+    """One piece for each word, with the white space around it; together they are the text."""
+    return re.findall(r"\s*\S+(?:\s+$)?", text)
+
+
+def _number(variable: str, default: float, *, least: float = 0.0) -> float:
+    text = os.environ.get(variable)
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not least <= number < math.inf:
+        raise ValueError(f"the environment variable {variable} is {text!r}: it must be a number, at least {least:g}")
+    return number
