@@ -4,7 +4,7 @@
 
     LLMEngineError                          everything below; an AirflowException
     ├── RequestRefusedError           *     the request breaks the contract, before anything is launched
-    ├── ConnectionRefusedError        *     the Airflow connection is missing, or can't be used as it is
+    ├── ConnectionUnusableError       *     the Airflow connection is missing, or can't be used as it is
     ├── LaunchForbiddenError          *     the job must not start: foreign output, used-up deadline, cancelled
     ├── StorageFailedError                  input, output or job directory could not be read or written
     ├── TaskKilledError                     Airflow ended the task: killed, cleared, marked, or shut down
@@ -53,7 +53,7 @@ class RequestRefusedError(_FailsAtOnce, LLMEngineError):
     """The request breaks the contract. The message names every field that does, a line for each."""
 
 
-class ConnectionRefusedError(_FailsAtOnce, LLMEngineError):
+class ConnectionUnusableError(_FailsAtOnce, LLMEngineError):
     """The connection of type ``llmengine``, or the storage connection that it names, can't be used as it is."""
 
 

@@ -94,18 +94,18 @@ def _connection_type() -> dict[str, Any]:
             },
             "image": {
                 "label": "Worker image",
-                "description": "Kubernetes launcher: the container image of the worker. The local launcher has no use for it.",
+                "description": "Launcher kubernetes: the worker's container image. The launcher local ignores it.",
                 "schema": {"type": ["string", "null"]},
             },
             "namespace": {
                 "label": "Namespace",
-                "description": "Kubernetes launcher: the namespace of the worker's pods. The local launcher has no use for it.",
+                "description": "Launcher kubernetes: the namespace of its pods. The launcher local ignores it.",
                 "schema": {"type": ["string", "null"]},
             },
             "local_workers": {
                 "label": "Local workers",
                 "description": (
-                    "Local launcher: how many worker processes may run at once on one machine. A task waits for its "
+                    "Launcher local: how many worker processes may run at once on one machine. A task waits for its "
                     "turn. Each loads a model of its own."
                 ),
                 "schema": {"type": ["integer", "null"], "default": 1, "minimum": 1},
@@ -113,7 +113,7 @@ def _connection_type() -> dict[str, Any]:
             "python": {
                 "label": "Worker's Python",
                 "description": (
-                    "Local launcher: path of the Python interpreter that has this package and the engine installed. "
+                    "Launcher local: path of the Python interpreter that has this package and the engine installed. "
                     "Empty: the one that Airflow runs with."
                 ),
                 "schema": {"type": ["string", "null"]},

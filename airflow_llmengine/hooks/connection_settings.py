@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from airflow_llmengine.exceptions import ConnectionRefusedError
+from airflow_llmengine.exceptions import ConnectionUnusableError
 
 NOT_BY_DEFAULT = ("input_data_path", "content", "output_data_path", "tool_config")
 """Fields of a request that say what one job is: a connection can't give them."""
@@ -20,7 +20,9 @@ NOT_BY_DEFAULT_IN_MODEL_CONFIG = ("model", "chat_template")
 RESERVED_VARIABLES = ("LLMENGINE_ENGINE", "LLMENGINE_WORKER", "LLMENGINE_LAUNCHER")
 """Environment variables of the worker that the launcher sets itself."""
 
-_SECRET_OPTION = re.compile(r"^(key|secret|token|password)$|secret|password|access_?key|token|credential", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"^(key|secret|token|password)$|secret|password|access_?key|token|credential", re.IGNORECASE
+)
 
 
 def _parsed(value: Any) -> Any:
@@ -71,14 +73,14 @@ class ConnectionSettings(BaseModel):
             extra: Its extra as an object.
 
         Raises:
-            ConnectionRefusedError: It holds what it can't; the message names every such field, and no value.
+            ConnectionUnusableError: It holds what it can't; the message names every such field, and no value.
         """
         given = {name: value for name, value in extra.items() if value not in (None, "")}
         try:
             return cls.model_validate(given)
         except ValidationError as error:
             faults = "; ".join(_fault(line) for line in error.errors(include_url=False, include_input=False))
-        raise ConnectionRefusedError(f"The connection {conn_id} can't be used: {faults}. Correct it under Connections.")
+        raise ConnectionUnusableError(f"The connection {conn_id} can't be used: {faults}. Correct it there.")
 
     @field_validator("storage_options")
     @classmethod

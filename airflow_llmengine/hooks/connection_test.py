@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from airflow_llmengine.exceptions import ConnectionRefusedError
+from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.local_launch import require_local_launcher, worker_environment
 from airflow_llmengine.hooks.storage_credentials import s3_hook, storage_options
@@ -33,7 +33,7 @@ def test_settings(settings: ConnectionSettings) -> str:
         What was found, in one sentence.
 
     Raises:
-        ConnectionRefusedError: Something is missing; the message says what.
+        ConnectionUnusableError: Something is missing; the message says what.
     """
     require_local_launcher(settings)
     _check_request_defaults(settings)
@@ -51,7 +51,7 @@ def _check_request_defaults(settings: ConnectionSettings) -> None:
     try:
         validate_request(settings.with_defaults(smallest))
     except RequestInvalidError as error:
-        raise ConnectionRefusedError("request_defaults: " + "; ".join(map(str, error.refusals))) from None
+        raise ConnectionUnusableError("request_defaults: " + "; ".join(map(str, error.refusals))) from None
 
 
 def _ask(settings: ConnectionSettings, command: list[str], failure: str) -> str:
@@ -67,14 +67,16 @@ def _ask(settings: ConnectionSettings, command: list[str], failure: str) -> str:
             check=False,
         )
     except OSError as error:
-        raise ConnectionRefusedError(f"{command[0]} can't be run ({error.strerror}): correct the field python.") from error
+        raise ConnectionUnusableError(
+            f"{command[0]} can't be run ({error.strerror}): correct the field python."
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise ConnectionRefusedError(
+        raise ConnectionUnusableError(
             f"With {command[0]}, {failure}: no answer within {TIMEOUT_SECONDS} seconds."
         ) from error
     if answer.returncode != 0:
         lines = answer.stderr.strip().splitlines() or [f"exit code {answer.returncode}"]
-        raise ConnectionRefusedError(f"With {command[0]}, {failure}: {lines[-1]}.")
+        raise ConnectionUnusableError(f"With {command[0]}, {failure}: {lines[-1]}.")
     return answer.stdout.strip()
 
 
@@ -97,10 +99,10 @@ def _try_storage(settings: ConnectionSettings) -> str:
     except ClientError as error:
         code = str(error.response.get("Error", {}).get("Code", ""))
         if code not in DENIED_BUT_KNOWN:
-            raise ConnectionRefusedError(
+            raise ConnectionUnusableError(
                 f"{where} refuses the credentials of {settings.storage_conn_id}: {code}."
             ) from error
         return f"{where} answers, and does not let {settings.storage_conn_id} list buckets"
     except BotoCoreError as error:
-        raise ConnectionRefusedError(f"{where} can't be reached with {settings.storage_conn_id}: {error}.") from error
+        raise ConnectionUnusableError(f"{where} can't be reached with {settings.storage_conn_id}: {error}.") from error
     return f"{where} accepts the credentials of {settings.storage_conn_id}"

@@ -56,7 +56,9 @@ def job_failure(
     if exit_code == ExitCode.ENGINE_DIED:
         return EngineDiedError(f"The engine died: {said or 'see the log.'} {RETRIED}.")
     if exit_code == ExitCode.STORAGE_UNREACHABLE:
-        return StorageFailedError(f"{said or 'Storage could not be reached.'} What was committed is kept, and a retry goes on from there.")
+        return StorageFailedError(
+            f"{said or 'Storage could not be reached.'} What was committed is kept, and a retry goes on from there."
+        )
     if exit_code == ExitCode.PARTIAL:
         return _stopped_early(said, handle, deadline, status, time.time() if now is None else now)
     if exit_code == ExitCode.DONE:
@@ -76,12 +78,17 @@ def _stopped_early(said: str, handle: JobHandle, deadline: float, status: JobSta
         return JobCancelledError(
             f"The job was cancelled ({status.cancelled.reason}). {KEPT}. Clear the task, or start a new run, to go on."
         )
-    if now >= deadline or any(beat.stop_reason == "deadline" for beat in status.heartbeats):
+    launched = 0.0 if status.job is None else status.job.launched
+    if now >= deadline or any(
+        beat.stop_reason == "deadline" and beat.updated >= launched for beat in status.heartbeats
+    ):
         return DeadlineExceededError(
             f"max_runtime_sec is used up, retries included. {KEPT}. Raise it if it is too short; clear the task, or "
             "start a new run, to go on with a new budget."
         )
-    return JobInterruptedError(f"The worker stopped early: {said or 'something else than Airflow ended it.'} {RETRIED}.")
+    return JobInterruptedError(
+        f"The worker stopped early: {said or 'something else than Airflow ended it.'} {RETRIED}."
+    )
 
 
 def _death(exit_code: int, said: str) -> str:

@@ -111,7 +111,7 @@ def end_leftovers(
 
 def _leads(process: psutil.Process) -> bool:
     with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(process.pid) == process.pid
+        return bool(os.getpgid(process.pid) == process.pid)
     return False
 
 
@@ -131,7 +131,8 @@ def _is_alive(launcher: str) -> bool:
     pid, _, started = launcher.partition("@")
     try:
         process = psutil.Process(int(pid))
-        return abs(process.create_time() - float(started)) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        same = abs(process.create_time() - float(started)) < 1.0
+        return same and bool(process.status() != psutil.STATUS_ZOMBIE)
     except (ValueError, psutil.NoSuchProcess):
         return False
     except psutil.Error:

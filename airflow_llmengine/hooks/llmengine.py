@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from airflow_llmengine.exceptions import (
-    ConnectionRefusedError,
+    ConnectionUnusableError,
     LaunchForbiddenError,
     LLMEngineError,
     RequestRefusedError,
@@ -50,6 +51,17 @@ class JobProgress:
     """Seconds since the epoch at which a replica was last heard of; None if none ever was."""
 
 
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+    """Raise what storage raises inside as this provider's own exception."""
+    from airflow_llmengine.storage.errors import StorageError
+
+    try:
+        yield
+    except StorageError as error:
+        raise StorageFailedError(str(error)) from error
+
+
 class LLMEngineHook(BaseHook):
     """Launches, finds and cancels batch completion jobs, and reads what they did.
 
@@ -74,20 +86,20 @@ class LLMEngineHook(BaseHook):
         """What the connection says.
 
         Raises:
-            ConnectionRefusedError: It is not defined, of another type, or holds what it can't.
+            ConnectionUnusableError: It is not defined, of another type, or holds what it can't.
         """
         from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 
         try:
             connection = self.get_connection(self.llmengine_conn_id)
         except AirflowNotFoundException as error:
-            raise ConnectionRefusedError(
+            raise ConnectionUnusableError(
                 f"The connection {self.llmengine_conn_id} is not defined: define it, of type {self.conn_type}, under "
                 f"Connections, or as AIRFLOW_CONN_{self.llmengine_conn_id.upper()}="
                 '\'{"conn_type": "llmengine", "extra": {"launcher": "local"}}\'.'
             ) from error
         if connection.conn_type != self.conn_type:
-            raise ConnectionRefusedError(
+            raise ConnectionUnusableError(
                 f"The connection {self.llmengine_conn_id} is of type {connection.conn_type}: name one of type "
                 f"{self.conn_type}."
             )
@@ -95,7 +107,7 @@ class LLMEngineHook(BaseHook):
 
     @cached_property
     def storage_options(self) -> dict[str, dict[str, Any]]:
-        """fsspec options by protocol, credentials included: never to be logged, rendered or put into an XCom."""
+        """Options of fsspec by protocol, credentials included: never to be logged, rendered or put into an XCom."""
         from airflow_llmengine.hooks.storage_credentials import storage_options
 
         return storage_options(self.settings)
@@ -148,24 +160,22 @@ class LLMEngineHook(BaseHook):
         Raises:
             RequestRefusedError, LaunchForbiddenError, StorageFailedError: See each.
         """
-        from airflow_llmengine.storage.errors import StorageError
         from airflow_llmengine.storage.launch import LaunchRefusedError, launch_job
 
         checked = self.validate(request) if isinstance(request, Mapping) else request
         try:
-            return launch_job(
-                self.storage(),
-                checked,
-                owner=owner,
-                series=series,
-                if_done=if_done,
-                overwrite=overwrite,
-                engine=self.settings.engine,
-            )
+            with storage_errors():
+                return launch_job(
+                    self.storage(),
+                    checked,
+                    owner=owner,
+                    series=series,
+                    if_done=if_done,
+                    overwrite=overwrite,
+                    engine=self.settings.engine,
+                )
         except LaunchRefusedError as error:
             raise LaunchForbiddenError(str(error)) from error
-        except StorageError as error:
-            raise StorageFailedError(str(error)) from error
 
     def get(self, job: JobHandle | Mapping[str, Any] | str) -> JobStatus:
         """A job's status.
@@ -177,13 +187,10 @@ class LLMEngineHook(BaseHook):
         Raises:
             StorageFailedError: The job directory can't be read.
         """
-        from airflow_llmengine.storage.errors import StorageError
         from airflow_llmengine.storage.status import job_status
 
-        try:
+        with storage_errors():
             return job_status(self.storage(), _handle(job))
-        except StorageError as error:
-            raise StorageFailedError(str(error)) from error
 
     def cancel(self, job: JobHandle | Mapping[str, Any] | str, reason: str = "by hand") -> JobHandle:
         """Tell every worker of a job to stop and save; they look every few seconds.
@@ -196,15 +203,13 @@ class LLMEngineHook(BaseHook):
             LLMEngineError: Nothing was launched there.
             StorageFailedError: The job directory can't be written.
         """
-        from airflow_llmengine.storage.errors import StorageError
         from airflow_llmengine.storage.status import NoSuchJobError, cancel_job
 
         try:
-            return cancel_job(self.storage(), _handle(job), reason)
+            with storage_errors():
+                return cancel_job(self.storage(), _handle(job), reason)
         except NoSuchJobError as error:
             raise LLMEngineError(str(error)) from error
-        except StorageError as error:
-            raise StorageFailedError(str(error)) from error
 
     def read_manifest(self, job: JobHandle | Mapping[str, Any] | str) -> Manifest | None:
         """The manifest of a job that succeeded; None if it did not, or another job's output stands there by now.
@@ -213,15 +218,12 @@ class LLMEngineHook(BaseHook):
             StorageFailedError: The output or its manifest can't be read.
         """
         from airflow_llmengine.spec.job_state import JobHandle
-        from airflow_llmengine.storage.errors import StorageError
         from airflow_llmengine.storage.job_directory import JobDirectory
 
         handle = _handle(job)
         path = handle.path if isinstance(handle, JobHandle) else handle
-        try:
+        with storage_errors():
             manifest = JobDirectory(self.storage(), path).valid_manifest()
-        except StorageError as error:
-            raise StorageFailedError(str(error)) from error
         if manifest is None or (isinstance(handle, JobHandle) and manifest.handle != handle):
             return None
         return manifest

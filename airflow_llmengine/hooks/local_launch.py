@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_llmengine.exceptions import KEPT, ConnectionRefusedError, DeadlineExceededError, TaskKilledError
+from airflow_llmengine.exceptions import KEPT, ConnectionUnusableError, DeadlineExceededError, TaskKilledError
 from airflow_llmengine.hooks.leftovers import WorkerMark, end_leftovers
 from airflow_llmengine.hooks.local_worker import LocalWorker, WorkerOutcome
 from airflow_llmengine.hooks.worker_slots import NoFreeSlotError, SlotDirectoryError, runtime_directory, take_slot
@@ -28,10 +28,10 @@ def require_local_launcher(settings: ConnectionSettings) -> None:
     """Refuse a launcher that this version does not have.
 
     Raises:
-        ConnectionRefusedError: It is not ``local``.
+        ConnectionUnusableError: It is not ``local``.
     """
     if settings.launcher != "local":
-        raise ConnectionRefusedError(
+        raise ConnectionUnusableError(
             f"The launcher {settings.launcher} is not available in this version: set the connection's field launcher "
             "to local."
         )
@@ -103,7 +103,7 @@ class LocalLauncher:
         Raises:
             TaskKilledError: ``stop`` was called before the worker was started.
             DeadlineExceededError: No slot was free in time.
-            ConnectionRefusedError: The worker can't be started on this machine.
+            ConnectionUnusableError: The worker can't be started on this machine.
         """
         mark = WorkerMark(attempt.output, 0, attempt.series)
         try:
@@ -121,7 +121,7 @@ class LocalLauncher:
                 "max_runtime_sec or the connection's local_workers, or spread the jobs; then clear the task."
             ) from error
         except SlotDirectoryError as error:
-            raise ConnectionRefusedError(str(error)) from error
+            raise ConnectionUnusableError(str(error)) from error
         try:
             self._worker = LocalWorker(
                 self._command(attempt),
@@ -135,7 +135,7 @@ class LocalLauncher:
             self._check()
             return self._worker.run()
         except OSError as error:
-            raise ConnectionRefusedError(
+            raise ConnectionUnusableError(
                 f"The worker can't be started with {self._python} ({error.strerror}): correct the connection's field "
                 "python, and press Test."
             ) from error

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -200,7 +200,7 @@ class _Output:
             if stream is not None:
                 self._selector.register(stream, selectors.EVENT_READ, _LineReader(stream.fileno(), take))
 
-    def __enter__(self) -> _Output:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_llmengine.exceptions import ConnectionRefusedError
+from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 
 STORAGE_CONNECTION_TYPE = "aws"
 
 
 def storage_options(settings: ConnectionSettings) -> dict[str, dict[str, Any]]:
-    """fsspec options by protocol, with the storage connection's credentials. Never to be logged.
+    """Options of fsspec by protocol, with the storage connection's credentials. Never to be logged.
 
     Raises:
-        ConnectionRefusedError: The storage connection is not there, is not an AWS connection, or has no credentials.
+        ConnectionUnusableError: The storage connection is not there, is not an AWS connection, or has no credentials.
     """
     options = {} if settings.storage_conn_id is None else {"s3": _s3_options(settings.storage_conn_id)}
     for protocol, values in settings.storage_options.items():
@@ -27,7 +27,7 @@ def s3_hook(conn_id: str) -> Any:
     """The Amazon provider's hook for the connection.
 
     Raises:
-        ConnectionRefusedError: There is no such connection, or it is not an AWS connection.
+        ConnectionUnusableError: There is no such connection, or it is not an AWS connection.
     """
     from airflow.providers.amazon.aws.hooks.s3 import S3Hook
     from airflow.sdk import BaseHook
@@ -36,9 +36,11 @@ def s3_hook(conn_id: str) -> Any:
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
-        raise ConnectionRefusedError(f"The storage connection {conn_id} is not defined: define it, of type aws.") from error
+        raise ConnectionUnusableError(
+            f"The storage connection {conn_id} is not defined: define it, of type aws."
+        ) from error
     if connection.conn_type != STORAGE_CONNECTION_TYPE:
-        raise ConnectionRefusedError(
+        raise ConnectionUnusableError(
             f"The storage connection {conn_id} is of type {connection.conn_type}; it must be of type aws. For other "
             "stores, leave storage_conn_id empty and let the machine bring the credentials."
         )
@@ -55,9 +57,9 @@ def _s3_options(conn_id: str) -> dict[str, Any]:
         credentials = hook.get_credentials() if found else None
     except (BotoCoreError, ClientError) as error:
         # What boto says here names roles and files, not keys.
-        raise ConnectionRefusedError(f"The storage connection {conn_id} gives no credentials: {error}") from error
+        raise ConnectionUnusableError(f"The storage connection {conn_id} gives no credentials: {error}") from error
     if credentials is None:
-        raise ConnectionRefusedError(
+        raise ConnectionUnusableError(
             f"The storage connection {conn_id} gives no credentials, and this machine has none: fill in its login and "
             "password, or a role."
         )

@@ -1,0 +1,63 @@
+"""What a task says about its attempts, beside the request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from airflow_llmengine.exceptions import RequestRefusedError
+
+if TYPE_CHECKING:
+    from airflow_llmengine.storage.launch import IfDone
+
+# The same words as storage's, which is too heavy to import where DAGs are parsed.
+IF_DONE: tuple[str, ...] = get_args(Literal["reuse", "regenerate"])
+
+_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """The options as values; templated arguments arrive as text."""
+
+    if_done: IfDone
+    overwrite: bool
+    max_error_rate: float | None
+
+    @classmethod
+    def parse(cls, *, if_done: Any, overwrite: Any, max_error_rate: Any) -> TaskOptions:
+        """Read the arguments.
+
+        Raises:
+            RequestRefusedError: One of them is not what it can be.
+        """
+        return cls(_if_done(if_done), _overwrite(overwrite), _max_error_rate(max_error_rate))
+
+
+def _if_done(value: Any) -> IfDone:
+    if value == "reuse":
+        return "reuse"
+    if value == "regenerate":
+        return "regenerate"
+    raise RequestRefusedError(f"if_done is {value!r}; it must be one of {', '.join(IF_DONE)}.")
+
+
+def _overwrite(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    found = _BOOLEANS.get(value.strip().lower()) if isinstance(value, str) else None
+    if found is None:
+        raise RequestRefusedError(f"overwrite is {value!r}; it must be true or false.")
+    return found
+
+
+def _max_error_rate(value: Any) -> float | None:
+    if value is None or value in ("", "None"):
+        return None
+    try:
+        rate = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        rate = float("nan")
+    if not 0 <= rate <= 1:
+        raise RequestRefusedError(f"max_error_rate is {value!r}; it must be a number from 0 to 1.")
+    return rate

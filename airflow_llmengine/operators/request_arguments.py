@@ -1,0 +1,189 @@
+"""The request as an operator's arguments: what Airflow renders, and what it must not touch or show.
+
+Every leaf of a request is a template, except under ``content`` and ``model_config.chat_template``: those are the
+user's text, where braces mean nothing (a chat template *is* Jinja). They are wrapped, so that Airflow resolves the
+XComArgs in them and leaves every letter alone; and what is under ``content`` is never shown, neither in the rendered
+fields nor in the serialized form of the DAG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import XComArg
+from airflow.sdk.definitions._internal.mixins import ResolveMixin
+
+from airflow_llmengine.exceptions import RequestRefusedError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_llmengine.spec.validation import Refusal
+
+REQUEST_FIELDS = (
+    "input_data_path",
+    "output_data_path",
+    "content",
+    "model_config",
+    "labels",
+    "data_parallelism",
+    "max_runtime_sec",
+    "priority",
+    "tool_config",
+    "cpus",
+    "memory",
+    "gpus",
+    "gpu_type",
+    "storage",
+    "nodes_per_worker",
+)
+"""The contract's fields, in the order in which a person reads them."""
+
+_JINJA = ("{{", "{%", "{#")
+
+
+class Verbatim(ResolveMixin):
+    """A value that Airflow does not render. XComArgs in it are resolved.
+
+    Args:
+        value: The value.
+        private: Whether it may not be shown.
+    """
+
+    def __init__(self, value: Any, *, private: bool) -> None:
+        self.value = value
+        self.private = private
+
+    def iter_references(self) -> Iterable[tuple[Any, str]]:
+        """The XComs in it, which make their tasks upstream of this one."""
+        return XComArg.iter_xcom_references(self.value)
+
+    def resolve(self, context: Context) -> Verbatim:
+        """The same with its XComArgs resolved. It stays wrapped: nothing must render it later either."""
+        return Verbatim(_resolved(self.value, context), private=self.private)
+
+    def serialize(self) -> Any:
+        """What Airflow shows of it."""
+        return str(self) if self.private else self.value
+
+    def __str__(self) -> str:
+        if not self.private:
+            return str(self.value)
+        prompts = self.value.get("prompts") if isinstance(self.value, Mapping) else None
+        return f"<{len(prompts)} prompts, not shown>" if isinstance(prompts, list | tuple) else "<not shown>"
+
+    def __repr__(self) -> str:
+        return f"Verbatim({'<not shown>' if self.private else repr(self.value)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Verbatim) and (self.value, self.private) == (other.value, other.private)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class GatheredRequest(dict[str, Any]):
+    """Fields that ``partial()`` was given: a mapped task lays its own over them."""
+
+
+def has_template(value: Any) -> bool:
+    """Whether a leaf is only known when the task runs."""
+    return isinstance(value, ResolveMixin) or (isinstance(value, str) and any(mark in value for mark in _JINJA))
+
+
+def protect(request: Mapping[str, Any]) -> dict[str, Any]:
+    """The request with the user's text wrapped. What is wrapped already stays as it is."""
+    protected = dict(request)
+    content = protected.get("content")
+    if content is not None and not isinstance(content, Verbatim):
+        protected["content"] = Verbatim(content, private=True)
+    model_config = protected.get("model_config")
+    if isinstance(model_config, Mapping):
+        template = model_config.get("chat_template")
+        if template is not None and not isinstance(template, Verbatim):
+            protected["model_config"] = {**model_config, "chat_template": Verbatim(template, private=False)}
+    return protected
+
+
+def unwrap(value: Any) -> Any:
+    """The value without wrappers: what goes to the worker."""
+    if isinstance(value, Verbatim):
+        return value.value
+    if isinstance(value, Mapping):
+        return {name: unwrap(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unwrap(item) for item in value]
+    return value
+
+
+def refuse_early(request: Mapping[str, Any]) -> None:
+    """Check a request when the DAG is parsed, as far as it is known by then.
+
+    What is a template or an XComArg is only known when the task runs, and is checked there with all the rest.
+
+    Raises:
+        RequestRefusedError: What is known already can't be run.
+    """
+    from airflow_llmengine.spec.check import check
+    from airflow_llmengine.spec.validation import RequestInvalidError, parse_request
+
+    later = set(_known_later(request, ""))
+    if "" in later:
+        return
+    known = _placeholders(unwrap(request))
+    try:
+        refusals = check(parse_request(known))
+    except RequestInvalidError as error:
+        refusals = error.refusals
+    refusals = [refusal for refusal in refusals if not _concerns(refusal, later)]
+    if refusals:
+        raise RequestRefusedError("The request can't be run:\n" + "\n".join(map(str, refusals)))
+
+
+def _resolved(value: Any, context: Context) -> Any:
+    if isinstance(value, XComArg):
+        return value.resolve(context)
+    if isinstance(value, Mapping):
+        return {name: _resolved(item, context) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_resolved(item, context) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_resolved(item, context) for item in value)
+    return value
+
+
+def _known_later(value: Any, path: str, *, verbatim: bool = False) -> Iterator[str]:
+    """Paths of what is a template or an XComArg, in the way that refusals name them."""
+    if isinstance(value, Verbatim):
+        yield from _known_later(value.value, path, verbatim=True)
+    elif isinstance(value, ResolveMixin):
+        yield path
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _known_later(item, f"{path}.{name}" if path else str(name), verbatim=verbatim)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _known_later(item, f"{path}[{index}]", verbatim=verbatim)
+    elif not verbatim and has_template(value):
+        yield path
+
+
+def _placeholders(value: Any) -> Any:
+    """The value with something in the place of XComArgs that no field takes for itself."""
+    if isinstance(value, ResolveMixin):
+        return "{{ }}"
+    if isinstance(value, Mapping):
+        return {name: _placeholders(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_placeholders(item) for item in value]
+    return value
+
+
+def _concerns(refusal: Refusal, later: set[str]) -> bool:
+    """Whether a refusal is about a value that is not known yet: the very one, or one inside or around it."""
+    path = refusal.path
+    return any(
+        path == other or path.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{path}.", f"{path}["))
+        for other in later
+        if path
+    )
