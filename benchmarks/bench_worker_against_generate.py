@@ -3,7 +3,9 @@
 Each side runs in a process of its own, in turn, and is timed from the first record admitted to the last answer, without
 the loading of the model. The ratio of one pair holds even when the machine's speed drifts between pairs.
 
-    python benchmarks/worker_against_generate.py --model DIRECTORY [--records 256] [--max-tokens 32] [--pairs 3]
+    python benchmarks/bench_worker_against_generate.py [--model DIRECTORY] [--records 256] [--max-tokens 32] [--pairs 3]
+
+The model is the quickstart's unless one is named.
 """
 
 from __future__ import annotations
@@ -77,6 +79,13 @@ def time_worker(model: str, count: int, max_tokens: int) -> dict[str, float]:
     return {"seconds": float(seconds[1]), "tokens": json.loads(done.stdout)["completion_tokens"]}
 
 
+def quickstart_model() -> str:
+    """Directory of the quickstart's model, which is made if it is not there yet."""
+    script = Path(__file__).parent.parent / "scripts" / "prepare_quickstart_model.py"
+    done = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
 def run_side(side: str, options: argparse.Namespace) -> dict[str, float]:
     """Run one side in a process of its own."""
     done = subprocess.run(
@@ -97,7 +106,7 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Run the pairs and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="directory of the model")
+    parser.add_argument("--model", help="directory of the model")
     parser.add_argument("--records", type=int, default=256)
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=3)
@@ -108,6 +117,7 @@ def main() -> None:
         side = {"generate": time_generate, "worker": time_worker}[options.side]
         print(json.dumps(side(options.model, options.records, options.max_tokens)))
         return
+    options.model = options.model or quickstart_model()
     ratios = []
     print(f"{options.records} records, {options.max_tokens} tokens each, {os.cpu_count()} processors")
     print(f"{'pair':>4} {'LLM.generate':>16} {'worker':>16} {'ratio':>7}")
