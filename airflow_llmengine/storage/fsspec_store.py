@@ -166,6 +166,7 @@ class _FsspecWrite(PendingWrite):
     def discard(self) -> None:
         with self._backend.translated("discard what was written of", self._path):
             self._file.discard()
+            self._file.closed = True  # else it begins a new upload when it is collected as garbage
 
 
 def _stored(path: str, details: Mapping[str, Any]) -> StoredFile:

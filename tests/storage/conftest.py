@@ -1,0 +1,109 @@
+"""Stores to test against."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from fsspec.registry import _registry, register_implementation
+from s3fs import S3FileSystem
+
+from airflow_llmengine.storage.filesystem import Location, Storage
+from airflow_llmengine.storage.retrying import RetryPolicy
+from tests.storage.s3_server import S3Server
+
+QUICK = RetryPolicy(attempts=4, total_seconds=10, first_wait_seconds=0.01, longest_wait_seconds=0.05)
+
+BUCKET = "bucket"
+
+_numbers = itertools.count()
+
+
+class OtherObjectStore(S3FileSystem):
+    """Stands for the object stores that are reached through fsspec's common interface, which need an account."""
+
+    protocol = ("gs", "gcs")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere to put files, empty at first."""
+
+    storage: Storage
+    base: str
+
+    def at(self, name: str) -> Location:
+        return self.storage.location(f"{self.base}/{name}")
+
+    def put(self, *names: str) -> None:
+        """Files whose content is their own name."""
+        for name in names:
+            self.at(name).replace(name.encode())
+
+
+@pytest.fixture(scope="session")
+def _s3_server() -> Iterator[S3Server]:
+    server = S3Server()
+    server.start()
+    server.client.create_bucket(Bucket=BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def _s3_storage(_s3_server: S3Server) -> Storage:
+    # One for all tests: its library takes half a second to begin with.
+    storage = Storage({"s3": _s3_server.options}, retry=QUICK)
+    storage.location(f"s3://{BUCKET}/first").require_commits()
+    return storage
+
+
+@pytest.fixture(scope="session")
+def _other_storage(_s3_server: S3Server) -> Iterator[Storage]:
+    register_implementation("gs", OtherObjectStore, clobber=True)
+    storage = Storage({"gcs": _s3_server.options}, retry=QUICK)
+    storage.location(f"gs://{BUCKET}/first").require_commits()
+    yield storage
+    _registry.pop("gs")
+
+
+@pytest.fixture
+def s3_server(_s3_server: S3Server) -> Iterator[S3Server]:
+    """S3 without faults yet."""
+    _s3_server.reset()
+    yield _s3_server
+    _s3_server.reset()
+
+
+@pytest.fixture
+def s3(s3_server: S3Server, _s3_storage: Storage) -> Place:
+    """A new folder in a bucket. The store has proven already that it can commit."""
+    return Place(_s3_storage, f"s3://{BUCKET}/folder-{next(_numbers)}")
+
+
+@pytest.fixture
+def other(s3_server: S3Server, _other_storage: Storage) -> Place:
+    """The same in a store that is reached through fsspec's common interface."""
+    return Place(_other_storage, f"gs://{BUCKET}/folder-{next(_numbers)}")
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Place:
+    """A new folder."""
+    return Place(Storage(retry=QUICK), str(tmp_path))
+
+
+@pytest.fixture
+def memory() -> Place:
+    """A new folder in memory."""
+    return Place(Storage(retry=QUICK), f"memory://folder-{next(_numbers)}")
+
+
+@pytest.fixture(params=["local", "memory", "s3", "other"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each kind of store in turn."""
+    found: Place = request.getfixturevalue(request.param)
+    return found

@@ -1,0 +1,123 @@
+"""S3 over real HTTP: moto's server, with faults that can be put between it and the client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+ACCESS_KEY = "AKIAMADEUPACCESSKEY0"
+SECRET_KEY = "made/up/secret/key/that/must/never/be/shown"
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the next requests that match."""
+
+    method: str
+    query: str = ""
+    """Must be part of the query string."""
+    path: str = ""
+    """Must be part of the path."""
+    executed: bool = False
+    """Whether the store does what it is asked before it goes wrong: then only the answer is lost."""
+    status: int | None = 503
+    """What is answered; None: the connection is cut."""
+    code: str = "ServiceUnavailable"
+    times: int = 1
+
+
+@dataclass
+class S3Server:
+    """A running server. ``faults`` are used up in order; ``seen`` tells which requests came."""
+
+    faults: list[Fault] = field(default_factory=list)
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    """Method, path and query string of each request."""
+    ignores_conditions: bool = False
+    """Stands for a store that knows nothing of conditional puts and overwrites."""
+
+    def start(self) -> None:
+        moto = DomainDispatcherApplication(create_backend_app)
+
+        def application(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+            return self._answer(moto, environ, start_response)
+
+        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_QuietHandler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=ACCESS_KEY,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+        )
+
+    def stop(self) -> None:
+        self.client.close()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def reset(self) -> None:
+        self.faults.clear()
+        self.seen.clear()
+        self.ignores_conditions = False
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What ``Storage`` takes for ``s3``."""
+        return {
+            "endpoint_url": self.endpoint,
+            "key": ACCESS_KEY,
+            "secret": SECRET_KEY,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
+
+    def count(self, method: str, path: str = "") -> int:
+        return sum(1 for seen in self.seen if seen[0] == method and path in seen[1])
+
+    def _answer(self, moto: Any, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
+        self.seen.append((method, path, query))
+        if self.ignores_conditions:
+            environ.pop("HTTP_IF_NONE_MATCH", None)
+        fault = self._next_fault(method, path, query)
+        if fault is None:
+            answer: Iterable[bytes] = moto(environ, start_response)
+            return answer
+        if fault.executed:
+            for _ in moto(environ, lambda *_arguments: None):
+                pass
+        else:
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        if fault.status is None:
+            raise ConnectionAbortedError("cut by the test")
+        start_response(f"{fault.status} Fault", [("Content-Type", "application/xml")])
+        message = f"about {ACCESS_KEY} and {SECRET_KEY}"
+        return [f"<Error><Code>{fault.code}</Code><Message>{message}</Message></Error>".encode()]
+
+    def _next_fault(self, method: str, path: str, query: str) -> Fault | None:
+        for fault in self.faults:
+            if fault.method == method and fault.query in query and fault.path in path and fault.times:
+                fault.times -= 1
+                return fault
+        return None
+
+
+class _QuietHandler(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Say nothing: pytest would show every request of a failed test."""
