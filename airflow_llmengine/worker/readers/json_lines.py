@@ -1,0 +1,68 @@
+"""Records from JSON lines: one JSON value on each line, and a line ends at a line feed and nowhere else.
+
+A string may hold U+2028, U+0085 and other characters that Python's ``splitlines`` would cut at. Any fault of a line is
+that record's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from airflow_llmengine.worker.readers.decompression import UTF8_BOM
+from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_RECORD_BYTES
+from airflow_llmengine.worker.readers.raw_records import load_record, too_large
+from airflow_llmengine.worker.readers.scanner import WHITE_SPACE
+from airflow_llmengine.worker.records import RawRecord
+
+
+def read_json_lines(
+    read: Callable[[int], bytes],
+    name: str,
+    first_index: int = 0,
+    *,
+    limit: int = MAX_RECORD_BYTES,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[RawRecord]:
+    """The records of a JSON lines file; blank lines are passed over, but count for the line numbers.
+
+    Args:
+        read: Returns at most as many plain bytes as it is asked for, and nothing only at the end.
+        name: What locations call the file.
+        first_index: Index of its first record in the whole input.
+        limit: Most bytes of a line; a longer one is skipped, without being held, and is a row error.
+        block_bytes: How much to ask for at a time.
+    """
+    index = first_index
+    for number, (line, size) in enumerate(_lines(read, limit, block_bytes), start=1):
+        location = f"line {number} of {name}"
+        if line is None:
+            yield too_large(index, location, size, limit)
+        else:
+            # A byte order mark in mid-file comes from files that were joined to one.
+            text = line.removeprefix(UTF8_BOM).rstrip(WHITE_SPACE)
+            if not text:
+                continue
+            yield load_record(index, location, text)
+        index += 1
+
+
+def _lines(read: Callable[[int], bytes], limit: int, block_bytes: int) -> Iterator[tuple[bytes | None, int]]:
+    """Each line without its end (None if it is above the limit), and its bytes."""
+    begun: list[bytes] = []
+    size = 0
+    while block := read(block_bytes):
+        first, *others = block.split(b"\n")
+        size += len(first)
+        if size > limit:
+            begun.clear()
+        else:
+            begun.append(first)
+        if not others:
+            continue
+        yield (b"".join(begun) if size <= limit else None), size
+        last = others.pop()
+        for line in others:
+            yield (line if len(line) <= limit else None), len(line)
+        begun, size = [last], len(last)
+    if size:
+        yield (b"".join(begun) if size <= limit else None), size

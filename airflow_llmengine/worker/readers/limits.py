@@ -1,0 +1,21 @@
+"""The readers' limits. They are constants and not settings: what one reader accepts, every later one accepts too."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_RECORD_BYTES: Final = 64 * 2**20
+"""Most bytes of one record in the input; a longer one is skipped and becomes a row error."""
+
+MAX_NESTING: Final = 256
+"""Deepest nesting of arrays and objects in a record.
+
+Far above any request, and far below the depth at which Python's parser gives up, which differs from version to version
+and would make one input two jobs.
+"""
+
+HEAD_BYTES: Final = 2**20
+"""How much of a file is looked at to find out what it is."""
+
+BLOCK_BYTES: Final = 256 * 2**10
+"""How much is asked of a file at a time."""

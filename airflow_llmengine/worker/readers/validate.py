@@ -1,0 +1,158 @@
+"""From a raw record to what an engine takes, or to the error that stands in its place.
+
+What a record is tells itself by its fields: ``messages`` makes a chat, ``prompt`` a completion, and ``body`` (or
+``custom_id``, ``method`` or ``url``) a line of an OpenAI batch file, whose ``url`` tells what its body is. So they may
+be mixed line by line.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from airflow_llmengine.spec.batch_line import BatchLine
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.check import check_record
+from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
+from airflow_llmengine.spec.results import RecordError, RecordErrorType
+from airflow_llmengine.spec.validation import record_error_of
+from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
+
+_RECORD_FIELDS = ("prompt", "messages")
+_KINDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
+
+
+class _RefusedError(Exception):
+    """The record is not valid."""
+
+    def __init__(self, error_type: RecordErrorType, reason: str) -> None:
+        super().__init__(reason)
+        self.error_type = error_type
+        self.reason = reason
+
+
+def to_record(
+    raw: RawRecord, request: CreateBatchCompletionsV1Request, content: CreateBatchCompletionsV1RequestContent | None
+) -> Record | RecordError:
+    """Validate one record.
+
+    Args:
+        raw: The record as the reader found it.
+        request: The job.
+        content: The parameters that all V1 records share; None if the input is not V1.
+
+    Returns:
+        The record, or its error, whose message names the record's place and every field that is wrong.
+    """
+    if raw.error is not None:
+        return raw.error
+    try:
+        if content is not None:
+            return _prompt_record(raw, content)
+        if is_batch_line(raw.value):
+            return _batch_record(raw, request)
+        if not isinstance(raw.value, dict):
+            raise _invalid(f"a record must be an object, not {_kind(raw.value)}")
+        return Record(raw.index, raw.location, _validated(raw.value, _model_of(raw.value), request))
+    except _RefusedError as refused:
+        return RecordError(
+            type=refused.error_type,
+            message=f"{raw.location}: {refused.reason}",
+            index=raw.index,
+            custom_id=custom_id_of(raw.value),
+        )
+
+
+def is_batch_line(value: Any) -> bool:
+    """Whether a record, valid or not, is meant as a line of an OpenAI batch file."""
+    if not isinstance(value, dict):
+        return False
+    if "body" in value or "custom_id" in value:
+        return True
+    return ("url" in value or "method" in value) and not any(field in value for field in _RECORD_FIELDS)
+
+
+def custom_id_of(value: Any) -> str | None:
+    """A record's own name, if it has one."""
+    custom_id = value.get("custom_id") if isinstance(value, dict) else None
+    return custom_id if isinstance(custom_id, str) else None
+
+
+def _prompt_record(raw: RawRecord, content: CreateBatchCompletionsV1RequestContent) -> Record:
+    if not isinstance(raw.value, str):
+        raise _invalid(f"a prompt must be a string, not {_kind(raw.value)}")
+    if not raw.value:
+        raise _RefusedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
+    return Record(raw.index, raw.location, PromptRecord(raw.value, content))
+
+
+def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> Record:
+    value: dict[str, Any] = raw.value
+    misplaced = [field for field in _RECORD_FIELDS if field in value]
+    if misplaced and "body" not in value:
+        raise _invalid(
+            f"it has {misplaced[0]} beside custom_id: in an OpenAI batch line, with custom_id, method and url, "
+            "the record stands under body; in a plain record leave custom_id out"
+        )
+    try:
+        line = BatchLine.model_validate(value)
+    except ValidationError as error:
+        raise _RefusedError(*record_error_of(error, BatchLine)) from None
+    body = _validated(line.body, line.body_model, request, prefix="body.")
+    return Record(raw.index, raw.location, body, custom_id=line.custom_id, is_batch_line=True)
+
+
+def _model_of(value: dict[str, Any]) -> type[CompletionV2Request | ChatCompletionV2Request]:
+    if "messages" in value and "prompt" in value:
+        raise _invalid("it has both prompt and messages: give prompt for a completion, or messages for a chat")
+    if "messages" in value:
+        return ChatCompletionV2Request
+    if "prompt" in value:
+        return CompletionV2Request
+    names = [name for name in value if len(name) <= 2 * len("messages")]
+    meant = [field for field in _RECORD_FIELDS if get_close_matches(field, names, cutoff=0.8)]
+    hint = f"did you mean {meant[0]}?" if meant else "give prompt for a completion, or messages for a chat"
+    raise _invalid(f"it has neither prompt nor messages: {hint}")
+
+
+def _validated(
+    value: dict[str, Any],
+    model: type[CompletionV2Request | ChatCompletionV2Request],
+    request: CreateBatchCompletionsV1Request,
+    prefix: str = "",
+) -> CompletionV2Request | ChatCompletionV2Request:
+    if model is CompletionV2Request:
+        _refuse_empty_token_list(value.get("prompt"), prefix)
+    try:
+        record = model.model_validate(value)
+    except ValidationError as error:
+        raise _RefusedError(*record_error_of(error, model, prefix)) from None
+    refused = check_record(record, request)
+    if refused is not None:
+        error_type, reason = refused
+        raise _RefusedError(error_type, f"{prefix}{reason}")
+    return record
+
+
+def _refuse_empty_token_list(prompt: Any, prefix: str) -> None:
+    """Refuse an empty list among several lists of token ids; the other empty prompts are ``check_record``'s."""
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) and [] in prompt:
+        raise _RefusedError(RecordErrorType.EMPTY_PROMPT, f"{prefix}prompt[{prompt.index([])}]: is empty")
+
+
+def _invalid(reason: str) -> _RefusedError:
+    return _RefusedError(RecordErrorType.INVALID_RECORD, reason)
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else _KINDS[type(value)]
