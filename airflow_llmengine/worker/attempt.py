@@ -261,11 +261,10 @@ async def _replica(
         return exit_code
     finally:
         stop.finished()
-        progress.phase = (
-            "failed"
-            if exit_code is None
-            else {ExitCode.DONE: "done", ExitCode.PARTIAL: "partial"}.get(exit_code, "failed")
-        )
+        if exit_code is ExitCode.DONE:
+            progress.phase = "done"
+        else:
+            progress.phase = "partial" if exit_code is ExitCode.PARTIAL else "failed"
         try:
             last = progress.heartbeat(stop.message or None, stop.reason)
             await asyncio.to_thread(scratch.write_heartbeat, last)

@@ -13,11 +13,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field
 
 from airflow_llmengine.spec.job_state import StateDocument
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.worker.records import RawRecord
 
 DEFAULT_CHUNK_RECORDS = 256
@@ -53,10 +54,6 @@ class Chunk:
 
     number: int
     records: list[RawRecord]
-
-
-class _LimitedOutput(Protocol):
-    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,11 @@ class ChunkResults:
 
 
 def cut(
-    records: Iterable[RawRecord], *, max_records: int, max_tokens: int, content: _LimitedOutput | None
+    records: Iterable[RawRecord],
+    *,
+    max_records: int,
+    max_tokens: int,
+    content: CreateBatchCompletionsV1RequestContent | None,
 ) -> Iterator[Chunk]:
     """Cut the input into chunks.
 
@@ -124,7 +125,7 @@ def cut(
         yield Chunk(number, pending)
 
 
-def requested_tokens(value: Any, content: _LimitedOutput | None) -> int:
+def requested_tokens(value: Any, content: CreateBatchCompletionsV1RequestContent | None) -> int:
     """How many tokens a record asks the model to write, as far as it says so. Never raises: it may be anything."""
     if content is not None:
         return content.max_new_tokens
@@ -132,15 +133,13 @@ def requested_tokens(value: Any, content: _LimitedOutput | None) -> int:
         value = value["body"]
     if not isinstance(value, dict):
         return 0
-    limit = value.get("max_completion_tokens") or value.get("max_tokens")
-    if not _is_count(limit):
-        limit = CHAT_TOKENS_WHEN_UNBOUNDED if "messages" in value else 16
-    choices = value.get("n")
-    return int(limit) * (int(choices) if _is_count(choices) else 1)
+    unbounded = CHAT_TOKENS_WHEN_UNBOUNDED if "messages" in value else 16
+    limit = _count_or(value.get("max_completion_tokens") or value.get("max_tokens"), unbounded)
+    return limit * _count_or(value.get("n"), 1)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _count_or(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
 
 
 def encode_results(number: int, first: int, results: Sequence[Finished], indices: list[int] | None) -> bytes:

@@ -121,7 +121,7 @@ class Replica:
 
     async def _next_for_engine(self) -> ChunkWork | None:
         """The next chunk that needs an engine; chunks that don't are committed on the way."""
-        while not self._stop.requested:
+        while not self._stop.is_requested():
             work = await asyncio.to_thread(self._share.next)
             if work is None or work.todo:
                 return work
@@ -163,18 +163,18 @@ class Replica:
         window = self._engine.capacity + max(8, self._engine.capacity // 4)
         following = asyncio.create_task(self._next_for_engine())
         try:
-            while work is not None and not self._stop.requested:
+            while work is not None and not self._stop.is_requested():
                 self._open[work.results.number] = work.results
                 for record in work.todo:
                     await self._wait_for_room(window)
-                    if self._stop.requested:
+                    if self._stop.is_requested():
                         break
                     self._admit(record, work.results)
                 else:
                     work = await self._unless_stopped(following)
                     following = asyncio.create_task(self._next_for_engine())
             await self._drain()
-            return work is None and not self._open and not self._stop.requested
+            return self._share.exhausted and not self._open
         finally:
             following.cancel()
             for task in self._in_flight:
@@ -192,7 +192,9 @@ class Replica:
         return following.result() if following.done() and not following.cancelled() else None
 
     async def _wait_for_room(self, window: int) -> None:
-        while (len(self._in_flight) >= window or len(self._commits) >= PENDING_COMMITS) and not self._stop.requested:
+        while (
+            len(self._in_flight) >= window or len(self._commits) >= PENDING_COMMITS
+        ) and not self._stop.is_requested():
             self._room.clear()
             room = asyncio.create_task(self._room.wait())
             stopped = asyncio.create_task(self._stop.wait())
@@ -245,7 +247,6 @@ class Replica:
         self._progress.count(finished)
         self._check_error_rate()
         if results.complete:
-            del self._open[results.number]
             commit = asyncio.create_task(self._commit_or_stop(results))
             self._commits.add(commit)
             commit.add_done_callback(self._committed)
@@ -265,6 +266,7 @@ class Replica:
         if await self._is_current():
             await asyncio.to_thread(lambda: self._scratch.commit_chunk(results.number, results.encode()))
             self._progress.committed.add(results.number)
+            self._open.pop(results.number, None)
 
     async def _is_current(self) -> bool:
         current = await asyncio.to_thread(self._directory.read_current)
@@ -291,7 +293,7 @@ class Replica:
     async def _drain(self) -> None:
         """Wait for the records in flight: all of them, or as long as a stop leaves time."""
         while self._in_flight:
-            if not self._stop.requested:
+            if not self._stop.is_requested():
                 stopped = asyncio.create_task(self._stop.wait())
                 await asyncio.wait((*self._in_flight, stopped), return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()

@@ -52,6 +52,8 @@ class Share:
         self._committed = scratch.committed_chunks()
         self._interrupted = scratch.part_chunks()
         self._chunks = self._cut()
+        self.exhausted = False
+        """Whether ``next`` has come to the end."""
         self.end: InputEnd | None = scratch.read_end()
         """How long the input is; None until somebody has read it to its end."""
 
@@ -71,6 +73,7 @@ class Share:
                 self._progress.already += len(chunk.records)
                 continue
             return self._work(chunk)
+        self.exhausted = True
         return None
 
     def count_input(self) -> Iterator[None]:

@@ -57,8 +57,7 @@ class Stop:
         self._watchdog: threading.Thread | None = None
         self._on_exit: Callable[[], None] | None = None
 
-    @property
-    def requested(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether somebody asked to stop."""
         return self.reason is not None
 
@@ -73,7 +72,7 @@ class Stop:
             self._loop = loop
             self._event = asyncio.Event()
             self._saving = True
-            if self.requested:
+            if self.is_requested():
                 self._event.set()
 
     def finished(self) -> None:

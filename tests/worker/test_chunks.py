@@ -69,8 +69,9 @@ def test_requested_tokens_takes_anything(value: object, tokens: int) -> None:
     assert requested_tokens(value, None) == tokens
 
 
-def finished(text: str, **counts: int) -> Finished:
-    return Finished(element=json.dumps({"text": text}).encode(), **counts)
+def finished(text: str, prompt_tokens: int = 0, completion_tokens: int = 0) -> Finished:
+    element = json.dumps({"text": text}).encode()
+    return Finished(element=element, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)
 
 
 def test_a_chunk_reads_back_as_it_was_written() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,11 +105,11 @@ def test_a_committed_record_is_never_generated_again(tmp_path: Path) -> None:
     assert [text_of(result) for result in job.results()] == [text_of(r) for r in sorted_by_row(job)]
 
 
-def sorted_by_row(job: Job) -> list[dict[str, object]]:
+def sorted_by_row(job: Job) -> list[dict[str, Any]]:
     results = job.results()
     for index, result in enumerate(results):
         assert f"row {index}" in text_of(result)
-    return results  # type: ignore[return-value]
+    return results
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""How an engine is chosen, and what a person reads when it can't be had."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+
+import pytest
+
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.worker.engines import load
+from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
+
+REQUEST = CreateBatchCompletionsV1Request.model_validate(
+    {"input_data_path": "in.jsonl", "output_data_path": "out.json", "model_config": {"model": "stand-in"}}
+)
+
+
+def test_the_environment_names_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+    assert load_engine(REQUEST).name == "echo"
+
+
+def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "nothing")
+    assert load_engine(REQUEST, "echo").name == "echo"
+
+
+def test_vllm_is_the_default_and_is_not_imported_before_it_starts() -> None:
+    engine = load_engine(REQUEST)
+    assert engine.name == "vllm"
+    assert engine.version[0].isdigit()
+    assert "vllm" not in sys.modules
+
+
+def test_an_unknown_engine_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(
+        EngineUnavailableError, match=r"no engine 'llama' \(LLMENGINE_ENGINE\); installed are echo, vllm"
+    ):
+        load_engine(REQUEST, "llama")
+
+
+def test_a_missing_vllm_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", not_installed)
+    with pytest.raises(EngineUnavailableError, match=r"airflow-llmengine\[vllm\]"):
+        load_engine(REQUEST, "vllm")
+
+
+def test_a_copy_of_the_files_has_no_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "entry_points", lambda group: ())
+    with pytest.raises(EngineUnavailableError, match="install the package airflow-llmengine"):
+        load_engine(REQUEST, "echo")
+
+
+def test_a_setting_that_an_engine_cannot_read_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMENGINE_ECHO_CAPACITY", "many")
+    with pytest.raises(EngineUnavailableError, match="LLMENGINE_ECHO_CAPACITY"):
+        load_engine(REQUEST, "echo")
