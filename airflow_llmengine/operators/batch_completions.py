@@ -215,9 +215,12 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             )
         if launch.manifest is not None:
             self.log.info(
-                "Answered from storage: the output of this very job stands already, finished at %s. To make it anew, "
-                "set if_done='regenerate' and clear the task.",
+                "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. To "
+                "make it anew, set if_done='regenerate' and clear the task.",
+                launch.manifest.output_data_path,
                 time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(launch.manifest.finished)),
+                launch.manifest.records,
+                launch.manifest.failed,
             )
             return self._succeed(launch.manifest)
         self._tell(launch, request)
@@ -286,9 +289,6 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
 
     def _succeed(self, manifest: Manifest) -> dict[str, Any]:
         self._refuse_if_ended()
-        self.log.info(
-            "%d records, %d of them failed, are in %s.", manifest.records, manifest.failed, manifest.output_data_path
-        )
         return summary(manifest)
 
     def _refuse_if_ended(self) -> None:

@@ -30,6 +30,10 @@ class VerbatimPartial(OperatorPartial):
 
     def expand(self, **mapped_kwargs: OperatorExpandArgument) -> MappedOperator:
         """Map over literal lists and XComs."""
+        shared = self.kwargs.get("request")
+        twice = sorted(mapped_kwargs.keys() & shared.keys()) if isinstance(shared, Mapping) else []
+        if twice:
+            raise TypeError(f"{', '.join(twice)} was given to partial() already, and can't be mapped over too")
         return super().expand(**{name: _protect_each(name, values) for name, values in mapped_kwargs.items()})
 
     def expand_kwargs(self, kwargs: OperatorExpandKwargsArgument, *, strict: bool = True) -> MappedOperator:

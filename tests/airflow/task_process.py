@@ -1,0 +1,114 @@
+"""Runs one task as Airflow's executors do: a supervisor, and the task in a process that it forks.
+
+The Execution API runs inside the supervisor, over the real metadata database, instead of behind HTTP; no scheduler is
+there, so this script does the one thing that the scheduler would do: it queues the task.
+
+::
+
+    python task_process.py run DAG_ID TASK_ID RUN_ID     prints "state: <state>" at the end
+    python task_process.py clear DAG_ID TASK_ID RUN_ID   clears the task, running or not
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+
+def find_task_instance(session: Any, dag_id: str, task_id: str, run_id: str) -> Any:
+    from airflow.models.taskinstance import TaskInstance
+    from sqlalchemy import select
+
+    return session.scalar(
+        select(TaskInstance).where(
+            TaskInstance.dag_id == dag_id, TaskInstance.task_id == task_id, TaskInstance.run_id == run_id
+        )
+    )
+
+
+def make_run(session: Any, dag_id: str, run_id: str) -> None:
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
+    from airflow.models.dagrun import get_or_create_dagrun
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.types import DagRunTriggeredByType
+    from airflow.sdk import timezone
+
+    manager = DagBundlesManager()
+    manager.sync_bundles_to_db(session=session)
+    session.commit()
+    for bundle in manager.get_all_dag_bundles():
+        bundle.initialize()
+        bag = BundleDagBag(dag_folder=bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
+        sync_bag_to_db(bag, bundle.name, bundle.version)
+    now = timezone.utcnow()
+    run = get_or_create_dagrun(
+        dag=SerializedDagModel.get_dag(dag_id, session=session),
+        run_id=run_id,
+        logical_date=now,
+        data_interval=None,
+        run_after=now,
+        start_date=now,
+        conf=None,
+        triggered_by=DagRunTriggeredByType.TEST,
+        triggering_user_name="test",
+        session=session,
+    )
+    run.dag = SerializedDagModel.get_dag(dag_id, session=session)
+    session.commit()
+
+
+def run(dag_id: str, task_id: str, run_id: str) -> str:
+    from airflow.executors.workloads import BundleInfo
+    from airflow.sdk.api.datamodels._generated import TaskInstance as SDKTaskInstance
+    from airflow.sdk.execution_time.supervisor import InProcessTestSupervisor, supervise_task
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+
+    with create_session() as session:
+        found = find_task_instance(session, dag_id, task_id, run_id)
+        if found is None:
+            make_run(session, dag_id, run_id)
+            found = find_task_instance(session, dag_id, task_id, run_id)
+        found.try_number += 1
+        found.state = TaskInstanceState.QUEUED
+        session.commit()
+        instance = SDKTaskInstance(
+            id=UUID(str(found.id)),
+            task_id=task_id,
+            dag_id=dag_id,
+            run_id=run_id,
+            try_number=found.try_number,
+            map_index=found.map_index,
+            dag_version_id=UUID(str(found.dag_version_id)),
+        )
+    supervise_task(
+        ti=instance,
+        bundle_info=BundleInfo(name="dags-folder"),
+        dag_rel_path=Path("echo_job.py"),
+        token="",
+        client=InProcessTestSupervisor._api_client(),
+        subprocess_logs_to_stdout=True,
+    )
+    with create_session() as session:
+        return str(find_task_instance(session, dag_id, task_id, run_id).state)
+
+
+def clear(dag_id: str, task_id: str, run_id: str) -> str:
+    from airflow.models.taskinstance import clear_task_instances
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        found = find_task_instance(session, dag_id, task_id, run_id)
+        clear_task_instances([found], session)
+        session.commit()
+        return f"{found.state}, max_tries {found.max_tries}"
+
+
+if __name__ == "__main__":
+    command, *names = sys.argv[1:]
+    print(f"supervisor: {os.getpid()}", flush=True)
+    print(f"state: {(run if command == 'run' else clear)(*names)}", flush=True)
