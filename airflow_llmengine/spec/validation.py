@@ -31,8 +31,8 @@ MOST_SHOWN = 10
 MOST_REFUSALS = 100
 """Of the faults of one document, this many are put into words."""
 
-PRIVATE_FIELDS = frozenset({"content", "chat_template"})
-"""Fields of a request that hold the user's text; of a record, each may."""
+PRIVATE_FIELDS = frozenset({"body", "content", "chat_template"})
+"""Fields of a request or a batch line that hold the user's text; of a record, each may."""
 
 _OBJECT_ERRORS = frozenset({"model_type", "model_attributes_type", "dict_type"})
 
@@ -118,17 +118,18 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def refusals_of(error: ValidationError, model: type[WireModel]) -> list[Refusal]:
+def refusals_of(error: ValidationError, model: type[WireModel], most: int = MOST_REFUSALS) -> list[Refusal]:
     """Put a model's validation errors into words, in the order of its fields.
 
     Args:
         error: What ``model.model_validate`` raised.
         model: The model.
+        most: Of more errors than these, only the number is told.
     """
     lines = error.errors(include_url=False)
-    refusals = [refusal for line in lines[:MOST_REFUSALS] for refusal in _refusals_of_line(line, model)]
-    if len(lines) > MOST_REFUSALS:
-        refusals.append(Refusal("", f"{len(lines) - MOST_REFUSALS} more faults"))
+    refusals = [refusal for line in lines[:most] for refusal in _refusals_of_line(line, model)]
+    if len(lines) > most:
+        refusals.append(Refusal("", f"{len(lines) - most} more faults"))
     return refusals
 
 
@@ -140,12 +141,10 @@ def record_error_of(error: ValidationError, model: type[WireModel], prefix: str 
         model: The record's model.
         prefix: Path of the record in what the user wrote, for example ``body.``.
     """
-    refusals = refusals_of(error, model)
-    shown = [f"{prefix}{refusal}" for refusal in refusals[:MOST_SHOWN]]
-    if len(refusals) > MOST_SHOWN:
-        shown.append(f"and {len(refusals) - MOST_SHOWN} more faults")
+    refusals = refusals_of(error, model, MOST_SHOWN)
     unicode = any(refusal.error_type is RecordErrorType.INVALID_UNICODE for refusal in refusals)
-    return (RecordErrorType.INVALID_UNICODE if unicode else RecordErrorType.INVALID_RECORD), "; ".join(shown)
+    sentence = "; ".join(f"{prefix}{refusal}" if refusal.path else str(refusal) for refusal in refusals)
+    return (RecordErrorType.INVALID_UNICODE if unicode else RecordErrorType.INVALID_RECORD), sentence
 
 
 def _refusals_of_line(line: Any, root: type[WireModel]) -> Iterator[Refusal]:
@@ -250,7 +249,7 @@ class _Place:
     @classmethod
     def find(cls, location: tuple[str | int, ...], root: type[WireModel]) -> _Place:
         """Follow pydantic's location, which has steps of its own for alternatives and for keys."""
-        place = cls("", root.private_text, (root,))
+        place = cls("", root.private_text or not location, (root,))
         for step in location:
             if len(place.models) > 1:
                 place.models = tuple(model for model in place.models if _tag(model) == step)

@@ -78,8 +78,31 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def is_json(value: Any) -> bool:
+    """Whether a value is JSON that UTF-8 can carry. Goes without recursion, since its depth is the user's."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            if not (item.isascii() or is_unicode(item)):
+                return False
+        elif isinstance(item, dict):
+            for key in item:
+                if not (isinstance(key, str) and (key.isascii() or is_unicode(key))):
+                    return False
+            pending += item.values()
+        elif isinstance(item, list):
+            pending += item
+        elif isinstance(item, float):
+            if not isfinite(item):
+                return False
+        elif item is not None and not isinstance(item, int):
+            return False
+    return True
+
+
 def json_faults(value: Any) -> Iterator[Fault]:
-    """Where a value is not JSON. Goes without recursion, since its depth is the user's."""
+    """Where a value for which ``is_json`` is false is no JSON."""
     pending = [("", value)]
     while pending:
         at, item = pending.pop()
@@ -157,7 +180,11 @@ def _integer_faults(value: list[Any], expected: str = "an integer") -> Iterator[
 
 
 def _object_faults(value: list[Any]) -> Iterator[Fault]:
-    return ((f"[{place}]", "an object") for place, item in enumerate(value) if not isinstance(item, dict))
+    for place, item in enumerate(value):
+        if not isinstance(item, dict):
+            yield f"[{place}]", "an object"
+        elif not all(isinstance(key, str) for key in item):
+            yield f"[{place}]", "an object with strings as keys"
 
 
 def _prompt_faults(value: list[Any]) -> Iterator[Fault]:

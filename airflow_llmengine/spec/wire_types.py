@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from airflow_llmengine.spec.wire_faults import (
     Fault,
+    is_json,
     json_faults,
     message_faults,
     read_flag,
@@ -86,7 +87,7 @@ def _or_read(native: CoreSchema, read: Callable[[Any], Any]) -> CoreSchema:
     return _first_of(native, core_schema.chain_schema([core_schema.no_info_plain_validator_function(read), native]))
 
 
-def _without_faults(find: Callable[[Any], Iterator[Fault]], schema: CoreSchema) -> CoreSchema:
+def _checked(schema: CoreSchema, find: Callable[[Any], Iterator[Fault]]) -> CoreSchema:
     """What the core takes, unless ``find`` finds a fault in it."""
 
     def refuse(value: Value) -> Value:
@@ -95,6 +96,10 @@ def _without_faults(find: Callable[[Any], Iterator[Fault]], schema: CoreSchema) 
         return value
 
     return core_schema.no_info_after_validator_function(refuse, schema)
+
+
+def _json_only(value: Any) -> Iterator[Fault]:
+    return iter(()) if is_json(value) else json_faults(value)
 
 
 def _list_of(item: CoreSchema, minimum: int | None = None, maximum: int | None = None) -> CoreSchema:
@@ -163,15 +168,15 @@ STOP_SEQUENCES = WireType(
 )
 """A string, or up to four."""
 
-FREE_OBJECT = WireType(_without_faults(json_faults, _summed_up("object", "an object", _JSON_OBJECT)))
+FREE_OBJECT = WireType(_checked(_summed_up("object", "an object", _JSON_OBJECT), _json_only))
 """An object with any JSON in it."""
 
 _OBJECTS = _summed_up("objects", "a list of objects", _list_of(_JSON_OBJECT))
 
-FREE_OBJECT_LIST = WireType(_without_faults(json_faults, _OBJECTS))
+FREE_OBJECT_LIST = WireType(_checked(_OBJECTS, _json_only))
 """A list of objects with any JSON in them."""
 
-MESSAGES = WireType(_without_faults(message_faults, FREE_OBJECT_LIST.schema))
+MESSAGES = WireType(_checked(FREE_OBJECT_LIST.schema, message_faults))
 """The messages of a chat."""
 
 TOOL_CHOICE = WireType(
