@@ -1,4 +1,4 @@
-"""What the schema can't say about a request: the contract's second layer.
+"""What the schema can't say about a request: the contract's second layer. That of records is ``check_record``.
 
 Each rule looks at one matter and yields what it refuses; ``check`` gathers them all. A field that is null counts as not
 given, and a default never contradicts what was given.
@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow_llmengine.spec.check_model import model_refusals
 from airflow_llmengine.spec.check_paths import path_refusals
-from airflow_llmengine.spec.check_record import check_record
 from airflow_llmengine.spec.kubernetes_syntax import (
     LARGEST_QUANTITY,
     is_binary_quantity,
@@ -26,8 +25,6 @@ from airflow_llmengine.spec.kubernetes_syntax import (
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_request
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, path_step
-
-__all__ = ["check", "check_record", "validate_request"]
 
 _SMALLEST_CPUS = Decimal("0.001")
 _SMALLEST_BYTES = Decimal(2**20)

@@ -35,7 +35,7 @@ _NOT_YET = {
     "rope_scaling": {},
     "skip_tokenizer_init": False,
     "mm_processor_kwargs": {},
-    "tool_call_parser": "",
+    "tool_call_parser": None,
     "enable_auto_tool_choice": False,
     "response_role": "assistant",
 }

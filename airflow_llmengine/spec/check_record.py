@@ -40,9 +40,14 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 
 
 def check_record(
-    record: CompletionV2Request | ChatCompletionV2Request, request: CreateBatchCompletionsV1Request
+    record: CompletionV2Request | ChatCompletionV2Request, request: CreateBatchCompletionsV1Request, prefix: str = ""
 ) -> Fault | None:
     """Say why a record can't be run in this job, beyond its schema.
+
+    Args:
+        record: The record.
+        request: The job.
+        prefix: Path of the record in what the user wrote, for example ``body.``.
 
     Returns:
         None if it can be run. Otherwise all that is wrong in one sentence, under the type of the first fault.
@@ -53,7 +58,7 @@ def check_record(
     for name in sorted(_RULES.keys() & record.model_fields_set):
         if getattr(record, name) is not None:
             faults += _RULES[name](record)
-    return (faults[0][0], "; ".join(sentence for _, sentence in faults)) if faults else None
+    return (faults[0][0], "; ".join(prefix + sentence for _, sentence in faults)) if faults else None
 
 
 def _prompt_faults(record: CompletionV2Request) -> Iterator[Fault]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.check import check_record
+from airflow_llmengine.spec.check_record import check_record
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.results import RecordErrorType
 from tests.spec.sample_requests import parsed
@@ -179,6 +179,12 @@ def test_everything_wrong_is_said_at_once() -> None:
         "guided_regex",
         "stream",
     ]
+
+
+def test_each_fault_of_a_batch_line_names_the_field_under_its_body() -> None:
+    record = CompletionV2Request.model_validate({"prompt": "", "stream": True})
+    fault = check_record(record, REQUEST, "body.")
+    assert fault == (EMPTY, "body.prompt: is empty; body.stream: a batch has no stream; leave it out")
 
 
 def test_without_a_served_name_only_the_model_is_named() -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.batch_line import BatchLine
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.check import check_record
+from airflow_llmengine.spec.check_record import check_record
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
@@ -137,10 +137,9 @@ def _validated(
         record = model.model_validate(value)
     except ValidationError as error:
         raise _RefusedError(*record_error_of(error, model, prefix)) from None
-    refused = check_record(record, request)
+    refused = check_record(record, request, prefix)
     if refused is not None:
-        error_type, reason = refused
-        raise _RefusedError(error_type, f"{prefix}{reason}")
+        raise _RefusedError(*refused)
     return record
 
 
