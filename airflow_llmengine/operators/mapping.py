@@ -33,6 +33,7 @@ class VerbatimPartial(OperatorPartial):
         shared = self.kwargs.get("request")
         twice = sorted(mapped_kwargs.keys() & shared.keys()) if isinstance(shared, Mapping) else []
         if twice:
+            self._expand_called = True
             raise TypeError(f"{', '.join(twice)} was given to partial() already, and can't be mapped over too")
         return super().expand(**{name: _protect_each(name, values) for name, values in mapped_kwargs.items()})
 
