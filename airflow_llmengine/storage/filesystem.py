@@ -110,12 +110,17 @@ class Location:
         """Whether a file can be here at all: false for a bucket as a whole and for the root of a file system."""
         return parse_url(self.url).names_file
 
+    @property
+    def url_below(self) -> str:
+        """What the URLs of all that lies in this folder begin with."""
+        return self.url if self.url.endswith("/") else f"{self.url}/"
+
     def child(self, name: str) -> Location:
         """A place below this one; ``name`` may have several parts."""
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"{name!r} is not a name below {self}.")
-        return Location(self.storage, f"{self.url.rstrip('/')}/{name}")
+        return Location(self.storage, self.url_below + name)
 
     def sibling(self, suffix: str) -> Location:
         """The place beside this one whose name is this one's with ``suffix`` at the end."""

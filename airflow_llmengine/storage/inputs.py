@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
-from airflow_llmengine.storage.urls import parse_url, redact
+from airflow_llmengine.storage.urls import MEMORY, parse_url, redact
 
 _MANIFEST_SUFFIX = ".manifest.json"
 _JOB_SUFFIX = ".job"
@@ -42,8 +42,11 @@ def list_input(storage: Storage, url: str) -> list[FileEntry]:
     if not entries and _WILDCARD.search(parse_url(url).path):
         entries = _matching(storage, location.url, wants_folder)
     if not entries:
+        hint = "check its spelling"
+        if not wants_folder and not _WILDCARD.search(location.url):
+            hint += f", or write {redact(location.url)}* for all names that begin so"
         raise StorageNotFoundError(
-            f"There is no input at {redact(url)}: no such file, and no folder with files in it; check its spelling."
+            f"There is no input at {redact(url)}: no such file, and no folder with data in it; {hint}."
         )
     return sorted({entry.url: entry for entry in entries}.values(), key=lambda entry: entry.url)
 
@@ -56,11 +59,12 @@ def input_identity(storage: Storage, entries: Iterable[FileEntry]) -> str:
     are read.
     """
     entries = list(entries)
-    root = _common_folder([entry.url for entry in entries])
+    urls = [redact(entry.url) for entry in entries]
+    start = len(_common_folder(urls))
     digest = hashlib.sha256()
-    for entry in entries:
+    for entry, url in zip(entries, urls, strict=True):
         identity = entry.identity or content_identity(storage.location(entry.url))
-        digest.update(json.dumps([redact(entry.url)[len(root) :], entry.size, identity]).encode())
+        digest.update(json.dumps([url[start:], entry.size, identity]).encode())
     return f"files:sha256:{digest.hexdigest()}"
 
 
@@ -68,7 +72,7 @@ def _below(folder: Location) -> list[FileEntry]:
     """The files below a folder, without those that are no data."""
     entries = list(folder.walk())
     urls = {entry.url for entry in entries}
-    start = len(folder.url.rstrip("/")) + 1
+    start = len(folder.url_below)
     return [entry for entry in entries if _is_data(entry.url[start:].split("/")) and not _is_manifest(entry.url, urls)]
 
 
@@ -77,9 +81,10 @@ def _matching(storage: Storage, pattern: str, wants_folder: bool) -> list[FileEn
     parsed = parse_url(pattern)
     parts = parsed.path.split("/")
     first = next(index for index, part in enumerate(parts) if _WILDCARD.search(part))
-    if first == 0:
+    if first == 0 and parsed.protocol != MEMORY:
         raise StorageNotFoundError(f"The glob {redact(pattern)} names no bucket; a bucket's name can't be a pattern.")
-    root = Location(storage, parsed.prefix + ("/".join(parts[:first]) or "/"))
+    above = "/".join(parts[:first])
+    root = Location(storage, parsed.prefix + above if parsed.prefix else above or "/")
     return list(_expand(root, parts[first:], wants_folder))
 
 

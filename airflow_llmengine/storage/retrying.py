@@ -17,7 +17,7 @@ class RetryPolicy:
 
     attempts: int = 8
     """Calls at most, the first included."""
-    total_seconds: float = 60.0
+    total_seconds: float = 120.0
     """No further attempt begins later than this after the first."""
     first_wait_seconds: float = 0.5
     """Upper bound of the first wait; each next one's is twice as long."""

@@ -25,7 +25,7 @@ PART_BYTES = 32 * 2**20
 _MAX_PARTS = 10_000
 
 READ_AHEAD_BYTES = 8 * 2**20
-_READ_TIMEOUT_SECONDS = 60
+_READ_TIMEOUT_SECONDS = 30
 _KEYS_PER_DELETE = 1000
 
 _WRITER_KEY = "llmengine-writer"
@@ -108,7 +108,8 @@ class S3Backend(Backend):
     @override
     def delete_tree(self, path: str) -> None:
         bucket, _ = self.bucket_and_key(path)
-        keys = [self.bucket_and_key(file.path)[1] for file in self.walk(path)]
+        # All keys, the placeholders for folders too.
+        keys = [found["Key"] for page in self._pages(path) for found in page.get("Contents", [])]
         for start in range(0, len(keys), _KEYS_PER_DELETE):
             objects = [{"Key": key} for key in keys[start : start + _KEYS_PER_DELETE]]
             answer = self._filesystem.call_s3(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from fsspec import get_filesystem_class
 from fsspec.registry import _registry, register_implementation
-from s3fs import S3FileSystem
 
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.retrying import RetryPolicy
@@ -22,10 +23,10 @@ BUCKET = "bucket"
 _numbers = itertools.count()
 
 
-class OtherObjectStore(S3FileSystem):
+class OtherObjectStore(get_filesystem_class("s3")):  # type: ignore[misc]
     """Stands for the object stores that are reached through fsspec's common interface, which need an account."""
 
-    protocol = ("gs", "gcs")
+    protocol: tuple[str, ...] = ("gs", "gcs")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ def local(tmp_path: Path) -> Place:
 def memory() -> Place:
     """A new folder in memory."""
     return Place(Storage(retry=QUICK), f"memory://folder-{next(_numbers)}")
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port at which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
 
 
 @pytest.fixture(params=["local", "memory", "s3", "other"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -105,8 +106,11 @@ class S3Server:
         else:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         if fault.status is None:
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             raise ConnectionAbortedError("cut by the test")
         start_response(f"{fault.status} Fault", [("Content-Type", "application/xml")])
+        if method == "HEAD":
+            return []
         message = f"about {ACCESS_KEY} and {SECRET_KEY}"
         return [f"<Error><Code>{fault.code}</Code><Message>{message}</Message></Error>".encode()]
 

@@ -9,9 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
-from airflow_llmengine.storage.filesystem import content_identity
+from airflow_llmengine.storage.filesystem import Location, content_identity
 from airflow_llmengine.storage.output import OutputWriter
 from tests.storage.conftest import Place
+
+
+def write_half(target: Location) -> None:
+    with target.writer() as out:
+        out.write(b"half")
+        raise KeyboardInterrupt
 
 
 def test_a_file_is_created_only_if_absent(place: Place) -> None:
@@ -138,9 +144,8 @@ def test_an_exception_leaves_what_stood_before(place: Place) -> None:
     file.replace(b"before")
 
     for target in (file, absent):
-        with pytest.raises(KeyboardInterrupt), target.writer() as out:
-            out.write(b"half")
-            raise KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt):
+            write_half(target)
 
     assert file.read_bytes() == b"before"
     assert not absent.exists()
@@ -150,11 +155,15 @@ def test_an_exception_leaves_what_stood_before(place: Place) -> None:
 def test_closing_what_wraps_the_writer_does_not_commit(place: Place) -> None:
     file = place.at("output")
 
-    with pytest.raises(RuntimeError), file.writer() as out:
-        text = io.TextIOWrapper(out, encoding="utf-8")
-        text.write("half")
-        text.close()
-        raise RuntimeError
+    def write_half_as_text() -> None:
+        with file.writer() as out:
+            text = io.TextIOWrapper(out, encoding="utf-8")
+            text.write("half")
+            text.close()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half_as_text()
 
     assert not file.exists()
 
@@ -265,9 +274,15 @@ def test_the_output_writer_counts_what_stands(place: Place) -> None:
 def test_the_output_writer_discards_on_an_exception(place: Place) -> None:
     place.put("output")
 
-    with pytest.raises(RuntimeError), OutputWriter(place.at("output")) as writer:
-        writer.write(b"half")
-        raise RuntimeError
+    writer = OutputWriter(place.at("output"))
+
+    def write_half_of_it() -> None:
+        with writer:
+            writer.write(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half_of_it()
 
     assert place.at("output").read_bytes() == b"output"
     with pytest.raises(ValueError, match="discarded"):
