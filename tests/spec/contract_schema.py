@@ -144,6 +144,40 @@ class Contract:
             )
         return from_schema({**schema, "$defs": self.schema["$defs"]})
 
+    def edges(self) -> Iterator[Any]:
+        """For every field at every level: a small object that has it at each of its bounds, around them, and wrong."""
+        return self._edges(self.schema)
+
+    def _edges(self, schema: Schema) -> Iterator[Any]:
+        schema = self.resolved(schema)
+        least = self._least(schema)
+        yield least
+        for name, field in schema["properties"].items():
+            yield {other: value for other, value in least.items() if other != name}
+            for branch in self._branches(field):
+                for value in [None, True, 1, 1.0, 1.5, "", "1", "true", [], ["a"], {}, {"a": 1}, *_around(branch)]:
+                    yield {**least, name: value}
+                if branch.get("properties"):
+                    for value in self._edges(branch):
+                        yield {**least, name: value}
+
+    def _branches(self, schema: Schema) -> list[Schema]:
+        schema = self.resolved(schema)
+        return [
+            leaf
+            for branch in schema.get("anyOf", [schema])
+            for leaf in (self._branches(branch) if branch != schema else [schema])
+        ]
+
+    def _least(self, schema: Schema) -> Any:
+        """The smallest value that a schema accepts, or nearly so."""
+        branch = self._branches(schema)[0]
+        if "const" in branch:
+            return branch["const"]
+        if branch["type"] == "object":
+            return {name: self._least(branch["properties"][name]) for name in branch.get("required", ())}
+        return {"string": "x", "array": [], "boolean": False}.get(branch["type"], branch.get("minimum", 0))
+
     def field_names(self) -> list[str]:
         """Every name that a field has anywhere."""
         schemas = [self.schema, *self.schema["$defs"].values()]
@@ -163,6 +197,15 @@ def _with_differences(schema: Any) -> Any:
         changed["properties"] = {name: _with_differences(field) for name, field in schema["properties"].items()}
         changed["additionalProperties"] = False
     return changed
+
+
+def _around(schema: Schema) -> Iterator[Any]:
+    """Values at a schema's bounds and just outside, and its choices."""
+    yield from schema.get("enum", ())
+    for bound in {schema[key] for key in ("minimum", "maximum", "exclusiveMinimum") if key in schema}:
+        yield from (int(bound) - 1, int(bound), bound, int(bound) + 1, bound - 0.5, bound + 0.5, str(int(bound)))
+    for length in {schema[key] for key in ("minItems", "maxItems") if key in schema}:
+        yield from (["a"] * (length - 1), ["a"] * length, ["a"] * (length + 1), [1] * (length - 1), [1] * length)
 
 
 def is_interchangeable_json(value: Any) -> bool:

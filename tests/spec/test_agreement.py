@@ -119,6 +119,14 @@ def test_any_object_is_judged_as_the_schema_judges_it(model: type[WireModel], co
 
 
 @both
+def test_every_field_is_judged_as_the_schema_judges_it_at_its_bounds(
+    model: type[WireModel], contract: Contract
+) -> None:
+    judged = [agree(model, contract, value) for value in contract.edges()]
+    assert min(judged.count(True), judged.count(False)) > 100
+
+
+@both
 @pytest.mark.parametrize("value", [None, [], "{}", 1, True, {}])
 def test_what_is_no_object_is_rejected(model: type[WireModel], contract: Contract, value: Any) -> None:
     assert not agree(model, contract, value)
