@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
-from airflow_llmengine.storage.urls import MEMORY, parse_url, redact
+from airflow_llmengine.storage.urls import LOCAL, MEMORY, parse_url, redact
 
 _MANIFEST_SUFFIX = ".manifest.json"
 _JOB_SUFFIX = ".job"
@@ -33,13 +33,16 @@ def list_input(storage: Storage, url: str) -> list[FileEntry]:
     ``StorageNotFoundError`` if there is nothing.
     """
     location = storage.location(url)
+    parsed = parse_url(url)
+    if parsed.protocol not in (LOCAL, MEMORY) and _WILDCARD.search(parsed.store):
+        raise StorageNotFoundError(f"The glob {redact(url)} names no bucket; a bucket's name can't be a pattern.")
     wants_folder = url.endswith("/")
     if not wants_folder:
         entry = location.info()
         if entry is not None:
             return [entry]
     entries = _below(location)
-    if not entries and _WILDCARD.search(parse_url(url).path):
+    if not entries and _WILDCARD.search(parsed.path):
         entries = _matching(storage, location.url, wants_folder)
     if not entries:
         hint = "check its spelling"
@@ -81,8 +84,6 @@ def _matching(storage: Storage, pattern: str, wants_folder: bool) -> list[FileEn
     parsed = parse_url(pattern)
     parts = parsed.path.split("/")
     first = next(index for index, part in enumerate(parts) if _WILDCARD.search(part))
-    if first == 0 and parsed.protocol != MEMORY:
-        raise StorageNotFoundError(f"The glob {redact(pattern)} names no bucket; a bucket's name can't be a pattern.")
     above = "/".join(parts[:first])
     root = Location(storage, parsed.prefix + above if parsed.prefix else above or "/")
     return list(_expand(root, parts[first:], wants_folder))

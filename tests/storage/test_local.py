@@ -395,7 +395,11 @@ def test_trees_deleted_by_several_at_once(local: Place) -> None:
         print("ready", flush=True); sys.stdin.readline()
         Storage().location(sys.argv[1]).delete_tree()
     """
-    local.put(*(f"tree/{folder}/{file}" for folder in range(20) for file in range(20)))
+    for folder in range(40):
+        below = Path(local.base, "tree", str(folder))
+        below.mkdir(parents=True)
+        for file in range(40):
+            (below / str(file)).touch()
     deleters = [start(script, local.at("tree").url) for _ in range(3)]
     for deleter in deleters:
         assert deleter.stdout is not None
