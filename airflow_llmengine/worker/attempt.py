@@ -91,16 +91,19 @@ def run_attempt(
         ModelNotFoundError,
         ModelChangedError,
         EngineUnavailableError,
-        # What storage refuses or does not have, it will not have at the next attempt either.
-        StorageNotFoundError,
-        StorageDeniedError,
-        StorageUnsupportedError,
     ) as error:
         return AttemptOutcome(ExitCode.BAD_REQUEST, str(error))
     except StorageError as error:
-        return AttemptOutcome(ExitCode.STORAGE_UNREACHABLE, str(error))
+        return AttemptOutcome(storage_exit_code(error), str(error))
     except EngineDiedError as error:
         return AttemptOutcome(ExitCode.ENGINE_DIED, str(error))
+
+
+def storage_exit_code(error: StorageError) -> ExitCode:
+    """What storage refuses or does not have, it will refuse and not have at the next attempt either."""
+    if isinstance(error, StorageNotFoundError | StorageDeniedError | StorageUnsupportedError):
+        return ExitCode.BAD_REQUEST
+    return ExitCode.STORAGE_UNREACHABLE
 
 
 def _run(

@@ -31,6 +31,7 @@ from airflow_llmengine.worker.attempt import (
     collect_job,
     join_job,
     run_attempt,
+    storage_exit_code,
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
@@ -59,7 +60,10 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (``spec.exit_codes``)."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if getattr(options, "replica", 0) >= getattr(options, "replicas", 1):
+        parser.error(f"--replica {options.replica} is not one of --replicas {options.replicas}: they count from 0")
     configure_logs(options.log_format, verbose=options.verbose)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -72,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.BAD_REQUEST
     except StorageError as error:
         logger.error("%s", error)
-        return ExitCode.STORAGE_UNREACHABLE
+        return storage_exit_code(error)
     except Exception as error:
         # The text of an unknown exception may quote a prompt.
         logger.error("%s: this is a defect of llmengine-batch; --verbose shows where", type(error).__name__)

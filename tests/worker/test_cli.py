@@ -1,0 +1,142 @@
+"""The commands besides ``run``, in this process."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.worker.cli import main
+from tests.worker.jobs import Job
+
+Capture = pytest.CaptureFixture[str]
+
+
+def request_file(folder: Path, **fields: Any) -> str:
+    request = {
+        "input_data_path": str(folder / "in.jsonl"),
+        "output_data_path": str(folder / "out.json"),
+        "model_config": {"model": "m"},
+        **fields,
+    }
+    path = folder / "request.json"
+    path.write_text(json.dumps(request))
+    return str(path)
+
+
+def test_validate_says_yes(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["validate", request_file(tmp_path)]) == ExitCode.DONE
+    assert capsys.readouterr().out == "valid\n"
+
+
+def test_validate_tells_every_fault_on_a_line_of_its_own(tmp_path: Path, capsys: Capture) -> None:
+    """Case 13, and others at once."""
+    path = request_file(
+        tmp_path, max_runtime_secs=60, data_parallelism=65, model_config={"model": "m", "num_shards": 0}
+    )
+    assert main(["validate", path]) == ExitCode.BAD_REQUEST
+    lines = capsys.readouterr().err.splitlines()[1:]
+    assert len(lines) == 3
+    assert any("max_runtime_secs" in line and "did you mean max_runtime_sec?" in line for line in lines)
+    assert any(line.startswith("  data_parallelism: ") and "1 to 64" in line for line in lines)
+    assert any(line.startswith("  model_config.num_shards: ") for line in lines)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "3", ""])
+def test_a_request_that_is_no_json_object_is_one_sentence(tmp_path: Path, capsys: Capture, text: str) -> None:
+    (tmp_path / "request.json").write_text(text)
+    assert main(["run", str(tmp_path / "request.json")]) == ExitCode.BAD_REQUEST
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_request_that_is_not_there_is_one_sentence(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["validate", str(tmp_path / "missing.json")]) == ExitCode.BAD_REQUEST
+    assert "missing.json" in capsys.readouterr().err
+
+
+def test_plan_shows_what_a_job_asks_for(tmp_path: Path, capsys: Capture) -> None:
+    path = request_file(
+        tmp_path, data_parallelism=3, gpus=2, gpu_type="nvidia-hopper-h100", max_runtime_sec=5400, memory="64Gi"
+    )
+    assert main(["plan", path]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    for fact in ("replicas  3", "2 x nvidia-hopper-h100", "6 in all", "5400 s (1 h 30 min)", "64Gi", "one JSON array"):
+        assert fact in out
+
+
+def test_status_of_nothing(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["status", str(tmp_path / "out.json")]) == ExitCode.BAD_REQUEST
+    assert "nothing was launched" in capsys.readouterr().out
+
+
+def test_status_of_a_finished_job(tmp_path: Path, capsys: Capture) -> None:
+    job = Job(tmp_path, ["one", ""])
+    assert job.run().returncode == ExitCode.DONE
+    assert main(["status", str(job.output)]) == ExitCode.DONE
+    assert "2 records, failed: 1 empty_prompt" in capsys.readouterr().out
+    assert main(["status", "--json", str(job.output)]) == ExitCode.DONE
+    status = json.loads(capsys.readouterr().out)
+    assert (status["state"], status["manifest"]["failed"]) == ("done", 1)
+
+
+def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(100)], max_runtime_sec=2)
+    stopped = job.run("--chunk-records", "10", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.05", LLMENGINE_ECHO_CAPACITY="1")
+    assert stopped.returncode == ExitCode.PARTIAL
+    assert main(["status", "--json", str(job.output)]) == ExitCode.DONE
+    status = json.loads(capsys.readouterr().out)
+    assert status["state"] == "stopped"
+    assert status["replicas"][0]["phase"] == "partial"
+    assert status["replicas"][0]["stop_reason"] == "deadline"
+    assert status["chunks_committed"] == len(job.committed())
+
+    assert main(["clean", str(job.output)]) == ExitCode.DONE
+    assert capsys.readouterr().out == "nothing to delete\n"
+    time.sleep(0.1)
+    assert main(["clean", str(job.output), "--older-than", "0.1s", "--dry-run"]) == ExitCode.DONE
+    assert "would delete" in capsys.readouterr().out
+    assert job.committed()
+    assert main(["clean", str(job.output), "--older-than", "0.1s"]) == ExitCode.DONE
+    assert not job.committed()
+
+
+def test_cancel_of_nothing(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["cancel", str(tmp_path / "out.json")]) == ExitCode.BAD_REQUEST
+    assert "no job was launched" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "r.json", "--replica", "-1"],
+        ["run", "r.json", "--replicas", "0"],
+        ["run", "r.json", "--max-error-rate", "2"],
+        ["clean", "o", "--older-than", "soon"],
+        ["frobnicate"],
+        [],
+    ],
+)
+def test_bad_arguments_are_a_bad_request(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == ExitCode.BAD_REQUEST
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_a_replica_beyond_the_last_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    job = Job(tmp_path, ["one"])
+    done = job.run("--replica", "2", "--replicas", "2")
+    assert done.returncode == ExitCode.BAD_REQUEST
+    assert "--replica" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "collect", "validate", "plan", "status", "cancel", "clean"])
+def test_every_command_has_a_help_that_teaches(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert len(capsys.readouterr().out) > 400
