@@ -67,6 +67,8 @@ def airflow_environment(folder: Path, engine: str) -> dict[str, str]:
     return os.environ | {
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+        # Somebody looks on: a failed task is tried again at once, not after Airflow's five minutes.
+        "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "5",
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
         "AIRFLOW_CONN_LLMENGINE_DEFAULT": json.dumps(connection),
@@ -129,22 +131,26 @@ def kept_in(file: TextIO, lines: Iterable[str]) -> Iterator[str]:
 
 
 def worth_showing(lines: Iterable[str]) -> Iterator[str]:
-    """What a task prints, what our operator logs, and errors; not what Airflow logs of itself."""
-    shown = False
+    """What a task prints, what our operator logs, and of an error its last line; not what Airflow logs of itself."""
+    level = ""
+    failure = ""
     for line in lines:
         record = LOG_RECORD.match(line)
         if record is None:
-            # A task's own print, or the rest of a record of several lines.
-            if shown:
+            # A print of a task, or the rest of a record of several lines: a traceback, or the text of a warning.
+            if level == "error":
+                failure = failure if line.startswith((" ", "\t")) or not line else line
+            elif level != "warning":
                 yield line
             continue
+        if failure:
+            yield failure
+        level, failure = record["level"], ""
         operator = OUR_OPERATOR.match(record["rest"])
         if operator:
             yield operator["event"]
-        elif record["level"] in ("error", "critical"):
-            yield record["rest"]
-        # What follows a record of Python's warnings is their text.
-        shown = "[py.warnings]" not in line and record["level"] != "warning"
+    if failure:
+        yield failure
 
 
 def airflow() -> str:
