@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any
 
-INTEGER = re.compile(r"(?:0|-?[1-9][0-9]*)(?:\.0)?", re.ASCII)
-"""An integer's canonical string: as JSON prints it, or as Python prints a float of that value."""
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*", re.ASCII)
 
 FLAGS: Mapping[str, bool] = {"true": True, "false": False, "True": True, "False": False}
 """A boolean's canonical strings: as JSON, and as Python (and so Jinja) prints it."""
@@ -27,17 +26,17 @@ Fault = tuple[str, str]
 
 
 def read_integer(value: Any) -> int:
-    """Read an integer as JSON Schema does, or from its canonical string.
+    """Read an integer as JSON Schema does (``4.0`` is one), or from its canonical string.
 
     Raises:
         ValueError: It is no integer: a boolean, a fraction, another type, or a string that is not canonical.
     """
+    if isinstance(value, str):
+        value = read_number(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    if isinstance(value, str) and INTEGER.fullmatch(value):
-        return int(value.removesuffix(".0"))
     raise ValueError("not an integer")
 
 
@@ -48,8 +47,8 @@ def read_number(value: Any) -> int | float:
         ValueError: It is no such string.
     """
     if isinstance(value, str):
-        if INTEGER.fullmatch(value):
-            return int(value.removesuffix(".0"))
+        if _INTEGER.fullmatch(value):
+            return int(value)
         number = float(value)
         if isfinite(number) and repr(number) == value:
             return number
