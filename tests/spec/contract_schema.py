@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -142,7 +143,7 @@ class Contract:
                 if optional
                 else st.fixed_dictionaries(fields)
             )
-        return from_schema({**schema, "$defs": self.schema["$defs"]})
+        return from_a_copy({**schema, "$defs": self.schema["$defs"]})
 
     def edges(self) -> Iterator[Any]:
         """For every field at every level: a small object that has it at each of its bounds, around them, and wrong."""
@@ -182,6 +183,11 @@ class Contract:
         """Every name that a field has anywhere."""
         schemas = [self.schema, *self.schema["$defs"].values()]
         return sorted({name for schema in schemas for name in schema.get("properties", ())})
+
+
+def from_a_copy(schema: Schema) -> st.SearchStrategy[Any]:
+    """What hypothesis-jsonschema makes of a schema. It changes the schema that it is given."""
+    return from_schema(deepcopy(schema))
 
 
 def _with_differences(schema: Any) -> Any:
