@@ -130,9 +130,8 @@ def _is_json(content: bytes) -> bool:
 
 
 def _has_record_line(content: bytes) -> bool:
-    """Whether a later line is an object of its own, as in JSON lines, and not an indented part of a larger one."""
-    lines = content.split(b"\n")[1:]
-    return any(line.startswith(b"{") and _is_object(line) for line in lines)
+    """Whether a line is an object of its own, as in JSON lines, and not an indented part of a larger one."""
+    return any(line.startswith(b"{") and _is_object(line) for line in content.split(b"\n"))
 
 
 def _is_object(line: bytes) -> bool:

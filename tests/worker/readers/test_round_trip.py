@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_llmengine.worker.readers.content_file import read_parameters, read_prompts
@@ -63,7 +63,6 @@ def object_files(draw: st.DrawFn) -> tuple[list[Any], PlainFile]:
     )
 
 
-@settings(deadline=None)
 @given(line_files() | array_files() | object_files(), BLOCKS)
 def test_objects_come_back_equal_and_in_order(written: tuple[list[Any], PlainFile], block: int) -> None:
     objects, file = written
@@ -85,7 +84,6 @@ def content_files(draw: st.DrawFn) -> tuple[list[str], list[str], PlainFile, Pla
     return prompts, stops, dressed(draw, text), dressed(draw, text)
 
 
-@settings(deadline=None)
 @given(content_files(), BLOCKS)
 def test_prompts_come_back_equal_and_in_order(
     written: tuple[list[str], list[str], PlainFile, PlainFile], block: int
@@ -98,7 +96,6 @@ def test_prompts_come_back_equal_and_in_order(
     assert values(read_prompts(second.read, "x", block_bytes=block)) == prompts
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60) | st.text(alphabet='[]{}",:\\ \n\r01na', max_size=40).map(str.encode), BLOCKS)
 def test_the_way_that_a_document_is_cut_into_blocks_changes_nothing(data: bytes, block: int) -> None:
     """Any bytes: the same records, errors and refusals, whatever is read at a time."""

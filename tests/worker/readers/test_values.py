@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_llmengine.spec.results import RecordErrorType
@@ -25,7 +25,6 @@ def refusal(raw: bytes) -> ValueRefusedError:
     return caught.value
 
 
-@settings(deadline=None)
 @given(JSON, st.booleans())
 def test_a_value_is_what_was_written(value: Any, ascii_only: bool) -> None:
     loaded = load_value(json.dumps(value, ensure_ascii=ascii_only).encode())
