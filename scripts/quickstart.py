@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,7 @@ class QuickstartError(Exception):
 def main() -> int:
     """Prepare the model and Airflow's home, run the DAG, and show the result."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder: Path = arguments.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -116,8 +118,13 @@ def run_dag(folder: Path, environment: dict[str, str]) -> None:
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         ) as process,
     ):
-        for line in worth_showing(kept_in(file, process.stdout or ())):
-            say(line)
+        try:
+            for line in worth_showing(kept_in(file, process.stdout or ())):
+                say(line)
+        except BaseException:
+            # Ended from outside: Airflow ends its task, and that its worker.
+            process.terminate()
+            raise
     if process.returncode:
         raise QuickstartError(f"The DAG failed; Airflow's whole log is in {log}.")
     say(f"Airflow's whole log of this run is in {log}.")
