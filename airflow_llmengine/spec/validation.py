@@ -176,7 +176,7 @@ def _refusals_of_line(line: Any, root: type[WireModel]) -> Iterator[Refusal]:
 
 def _wire_refusals(place: _Place, value: Any, context: Mapping[str, Any]) -> Iterator[Refusal]:
     if "at" in context:
-        yield _refusal_at(place.path + context["at"], context["expected"])
+        yield _refusal_at(place.path + context["at"], "" if context["unicode"] else context["expected"])
         return
     if isinstance(value, str) and not is_unicode(value):
         yield _refusal_at(place.path, "")

@@ -35,7 +35,7 @@ WIRE_FAULT = "wire_fault"
 """Type of the one error that a value of the wrong kind or out of bounds causes.
 
 Its context has ``expected`` (what the value must be), and either ``kind`` (by which ``wire_faults`` knows more) or,
-where Python found the fault, ``at`` (the place below the field); there, an empty ``expected`` means a lone surrogate.
+where Python found the fault, ``at`` (the place below the field) and ``unicode`` (whether it is a lone surrogate).
 """
 
 Value = TypeVar("Value")
@@ -79,7 +79,7 @@ def _summed_up(kind: str, expected: str, schema: CoreSchema) -> CoreSchema:
 
 
 def _first_of(*choices: CoreSchema) -> CoreSchema:
-    return choices[0] if len(choices) == 1 else core_schema.union_schema([*choices], mode="left_to_right")
+    return core_schema.union_schema([*choices], mode="left_to_right")
 
 
 def _or_read(native: CoreSchema, read: Callable[[Any], Any]) -> CoreSchema:
@@ -92,7 +92,8 @@ def _checked(schema: CoreSchema, find: Callable[[Any], Iterator[Fault]]) -> Core
 
     def refuse(value: Value) -> Value:
         for at, expected in find(value):
-            raise PydanticCustomError(WIRE_FAULT, "must be {expected}", {"expected": expected, "at": at})
+            context = {"expected": expected or "text that UTF-8 can carry", "at": at, "unicode": not expected}
+            raise PydanticCustomError(WIRE_FAULT, "must be {expected}", context)
         return value
 
     return core_schema.no_info_after_validator_function(refuse, schema)
