@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_NAMES = ("", ".", "..")
+"""An object store may have such parts of a key; nothing here is called so."""
+
 READ_BUFFER_BYTES = 2**20
 """How much a file opened for reading fetches at once from a file system."""
 
@@ -118,7 +121,7 @@ class Location:
     def child(self, name: str) -> Location:
         """A place below this one; ``name`` may have several parts."""
         parts = name.split("/")
-        if any(part in ("", ".", "..") for part in parts):
+        if any(part in _NO_NAMES for part in parts):
             raise ValueError(f"{name!r} is not a name below {self}.")
         return Location(self.storage, self.url_below + name)
 
@@ -208,7 +211,8 @@ class Location:
     def folders(self) -> builtins.list[str]:
         """The names of the folders directly in this folder, sorted; none if there is no such folder."""
         backend, path = self._backend()
-        return sorted(backend.attempt("list", path, lambda: backend.folders(path)))
+        names = backend.attempt("list", path, lambda: backend.folders(path))
+        return sorted(name for name in names if name not in _NO_NAMES)
 
     def walk(self) -> Iterator[FileEntry]:
         """All files below this folder, in no order; none if there is no such folder."""

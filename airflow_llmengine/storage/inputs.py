@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
+from airflow_llmengine.storage.layout import JOB_SUFFIX, MANIFEST_SUFFIX
 from airflow_llmengine.storage.urls import LOCAL, MEMORY, parse_url, redact
 
-_MANIFEST_SUFFIX = ".manifest.json"
-_JOB_SUFFIX = ".job"
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -98,11 +97,13 @@ def _expand(folder: Location, parts: list[str], wants_folder: bool) -> Iterator[
             if _is_data([name]):
                 yield from _expand(folder.child(name), parts, wants_folder)
         return
+    if not part:  # two slashes in a row: object stores may have such names, globs leave them alone
+        return
     if not _WILDCARD.search(part) and rest:
         yield from _expand(folder.child(part), rest, wants_folder)
         return
     matches = re.compile(fnmatch.translate(part)).match
-    asked_for = part[0] in "._"  # a pattern that begins so asks for such names
+    asked_for = part.startswith((".", "_")) or part.endswith(JOB_SUFFIX)  # such a pattern asks for such names
     for name in folder.folders():
         if matches(name) and (asked_for or _is_data([name])):
             below = folder.child(name)
@@ -114,17 +115,17 @@ def _expand(folder: Location, parts: list[str], wants_folder: bool) -> Iterator[
     for entry in files:
         if not matches(entry.name) or not (asked_for or _is_data([entry.name])):
             continue
-        if part.endswith(_MANIFEST_SUFFIX) or not _is_manifest(entry.url, urls):
+        if part.endswith(MANIFEST_SUFFIX) or not _is_manifest(entry.url, urls):
             yield entry
 
 
 def _is_data(parts: list[str]) -> bool:
     """Whether a path below the input's root is data: neither hidden, nor set aside by ``_``, nor a job's state."""
-    return not any(part[:1] in (".", "_") for part in parts) and not any(part.endswith(_JOB_SUFFIX) for part in parts)
+    return not any(part[:1] in (".", "_") for part in parts) and not any(part.endswith(JOB_SUFFIX) for part in parts)
 
 
 def _is_manifest(url: str, urls: set[str]) -> bool:
-    return url.endswith(_MANIFEST_SUFFIX) and url.removesuffix(_MANIFEST_SUFFIX) in urls
+    return url.endswith(MANIFEST_SUFFIX) and url.removesuffix(MANIFEST_SUFFIX) in urls
 
 
 def _common_folder(urls: list[str]) -> str:

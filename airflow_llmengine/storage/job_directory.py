@@ -31,12 +31,10 @@ from airflow_llmengine.spec.job_state import (
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError, StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import Location, Storage, content_identity
+from airflow_llmengine.storage.layout import JOB_SUFFIX, MANIFEST_SUFFIX
 from airflow_llmengine.storage.urls import redact
 
 log = logging.getLogger(__name__)
-
-MANIFEST_SUFFIX = ".manifest.json"
-JOB_SUFFIX = ".job"
 
 CHUNKS_PER_FOLDER = 1000
 """So that no folder grows beyond what file systems list quickly."""

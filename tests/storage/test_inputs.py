@@ -70,6 +70,7 @@ def test_what_is_left_out_can_be_asked_for(place: Place) -> None:
     assert names(place, "_data/_*") == ["_data/_b"]
     assert names(place, "*/_d/*") == ["x/_d/e"]
     assert names(place, "y.job/") == ["y.job/g"]
+    assert names(place, "*.job/") == ["y.job/g"]
     assert names(place, "*.manifest.json") == ["h.manifest.json"]
 
 
@@ -129,6 +130,16 @@ def test_the_roots_can_be_listed(memory: Place, s3: Place) -> None:
     assert f"{s3.base}/a" in [entry.url for entry in list_input(s3.storage, s3.base.replace(folder, f"{folder}*"))]
     with pytest.raises(StorageNotFoundError, match="names no bucket"):
         list_input(s3.storage, "s3://buck*/a")
+
+
+def test_keys_may_have_empty_parts(s3: Place) -> None:
+    s3.put("data//a", "data/b", "data/../c")
+
+    assert names(s3, "data/") == ["data//a", "data/b"]
+    assert names(s3, "data/*") == ["data/b"]
+    assert names(s3, "data//a") == ["data//a"]
+    with pytest.raises(StorageNotFoundError):
+        names(s3, "dat*//a")
 
 
 def test_nothing_is_an_error(place: Place) -> None:
