@@ -18,11 +18,17 @@ def connection(**extra: Any) -> str:
 
 
 def task_context(
-    *, run_id: str = "run-1", task_id: str = "job", map_index: int = -1, max_tries: int = 2, **others: Any
+    *,
+    dag_id: str = "dag",
+    run_id: str = "run-1",
+    task_id: str = "job",
+    map_index: int = -1,
+    max_tries: int = 2,
+    **others: Any,
 ) -> Any:
     """What ``execute`` reads of the context that Airflow gives a task."""
     instance = SimpleNamespace(
-        dag_id="dag", run_id=run_id, task_id=task_id, map_index=map_index, max_tries=max_tries, try_number=1
+        dag_id=dag_id, run_id=run_id, task_id=task_id, map_index=map_index, max_tries=max_tries, try_number=1
     )
     return {"ti": instance, "run_id": run_id, **others}
 

@@ -1,0 +1,136 @@
+"""The DAGs that are shipped as examples: they parse cleanly, and they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from tests.airflow.operators_in_tests import connection
+
+DAGS = Path(__file__).parents[2] / "dags"
+FILES = sorted(DAGS.glob("*.py"))
+MODEL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airflow-llmengine" / "SmolLM2-135M-Instruct"
+
+
+def load(path: Path) -> DAG:
+    """Import a DAG file, as the DAG processor does."""
+    bag = DagBag(dag_folder=path)
+    assert not bag.import_errors
+    assert not bag.captured_warnings
+    (dag,) = bag.dags.values()
+    return dag
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_parses_without_a_warning_and_says_what_it_is(path: Path) -> None:
+    dag = load(path)
+    assert dag.dag_id == f"llmengine_{path.stem}"
+    assert dag.doc_md
+    assert "example" in dag.tags
+    DagSerialization.from_dict(DagSerialization.to_dict(dag))
+
+
+def test_the_etl_hands_its_path_on() -> None:
+    dag = load(DAGS / "nightly_etl.py")
+    assert dag.task_dict["route_tickets"].upstream_task_ids == {"extract"}
+    assert dag.task_dict["load"].upstream_task_ids == {"route_tickets"}
+
+
+def test_the_quickstarts_data_are_24_records() -> None:
+    lines = (DAGS / "data" / "customer_reviews.jsonl").read_text().splitlines()
+    assert len(lines) == 24
+    assert len({json.loads(line)["user"] for line in lines}) == 24
+
+
+def dags_test(home: Path, dag_id: str, *arguments: str, **environment: str) -> str:
+    """`airflow dags test`, with a database of its own; gives what was printed."""
+    variables = os.environ | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(DAGS),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        **environment,
+    }
+    airflow = str(Path(sys.executable).parent / "airflow")
+    if not (home / "airflow.db").exists():
+        subprocess.run([airflow, "db", "migrate"], env=variables, check=True, capture_output=True)
+    done = subprocess.run(
+        [airflow, "dags", "test", dag_id, *arguments],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"DagRun Finished:.*state=success", done.stdout), done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("airflow")
+
+
+@pytest.mark.slow
+def test_the_nightly_etl_runs(airflow_home: Path, tmp_path: Path) -> None:
+    echo = connection()
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": echo}
+    dags_test(airflow_home, "llmengine_nightly_etl", "2026-01-07", **environment)
+    with closing(sqlite3.connect(tmp_path / "tickets.db")) as database:
+        rows = database.execute("SELECT ticket_id, day, team FROM teams ORDER BY ticket_id").fetchall()
+    assert [(row[0], row[1]) for row in rows] == [
+        ("4106", "2026-01-07"),
+        ("4107", "2026-01-07"),
+        ("4108", "2026-01-07"),
+    ]
+    assert "Please cancel order 7790" in rows[1][2]
+
+
+@pytest.mark.slow
+def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "generated.log"
+    environment = {
+        "LLMENGINE_EXAMPLE_FOLDER": str(tmp_path / "out"),
+        "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection(worker_environment={"LLMENGINE_ECHO_LOG": str(log)}),
+    }
+    two_days = json.dumps({"last_day": "2026-01-06"})
+    dags_test(airflow_home, "llmengine_partition_backfill", "--conf", two_days, **environment)
+    assert len(log.read_text().splitlines()) == 7
+    printed = dags_test(airflow_home, "llmengine_partition_backfill", **environment)
+    assert len(log.read_text().splitlines()) == 9
+    assert printed.count("Answered from storage") == 2
+    assert "{'records': 9, 'failed': 0," in printed
+    assert len(list((tmp_path / "out").glob("day=*/judgements.jsonl"))) == 3
+
+
+@pytest.mark.engine
+def test_the_quickstart_runs_with_a_real_model(airflow_home: Path, tmp_path: Path) -> None:
+    if not MODEL.is_dir():
+        subprocess.run([sys.executable, str(DAGS.parent / "scripts" / "prepare_quickstart_model.py")], check=True)
+    printed = dags_test(
+        airflow_home,
+        "llmengine_quickstart",
+        LLMENGINE_QUICKSTART_MODEL=str(MODEL),
+        LLMENGINE_QUICKSTART_FOLDER=str(tmp_path),
+        AIRFLOW_CONN_LLMENGINE_DEFAULT=connection(engine="vllm"),
+    )
+    (output,) = tmp_path.glob("*/judgements.jsonl")
+    answers: list[dict[str, Any]] = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(answers) == 24
+    assert all(answer["choices"][0]["message"]["content"].strip() for answer in answers)
+    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) > 12
+    assert '"records": 24' in printed
+    assert str(output) in printed
+    assert "review-024" in printed
