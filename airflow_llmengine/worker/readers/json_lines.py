@@ -59,10 +59,17 @@ def _lines(read: Callable[[int], bytes], limit: int, block_bytes: int) -> Iterat
             begun.append(first)
         if not others:
             continue
-        yield (b"".join(begun) if size <= limit else None), size
+        yield (_joined(begun) if size <= limit else None), size
         last = others.pop()
         for line in others:
             yield (line if len(line) <= limit else None), len(line)
         begun, size = [last], len(last)
     if size:
-        yield (b"".join(begun) if size <= limit else None), size
+        yield (_joined(begun) if size <= limit else None), size
+
+
+def _joined(pieces: list[bytes]) -> bytes:
+    """The pieces as one, which are let go of: a long line is not to be held twice while it is parsed."""
+    whole = b"".join(pieces)
+    pieces.clear()
+    return whole
