@@ -4,10 +4,10 @@ The scanner knows just enough of JSON to find where a value ends: strings, brack
 themselves are parsed by ``values.load_value``, which is the same code for every kind of input, so that an element of an
 array and a line of JSON lines with the same bytes are the same record, or fail with the same message.
 
-This is not done by ijson, because its backends change what they read: the C backend (3.6) turns a lone surrogate into
-a question mark, two lone ones into one foreign character, refuses integers above 64 bits as a broken document, keeps
-the last of two equal keys, and with any fault inside one element the rest of the document is lost. Nor by growing a
-text and trying ``raw_decode`` on it again: it can't tell a broken element from one that is not complete yet.
+This is not done by ijson, because it changes what it reads: its C backend (3.6) turns a lone surrogate into a question
+mark and two of them into one foreign character, keeps the last of two equal keys, has either Decimals for floats or no
+integers above 64 bits, and with any fault inside one element the rest of the document is lost. Nor by growing a text
+and trying ``raw_decode`` on it again: it can't tell a broken element from one that is not complete yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_RECORD_BYTE
 WHITE_SPACE: Final = b" \t\r\n"
 
 _QUOTE, _COLON, _COMMA = b'":,'
-_OPENING, _CLOSING = b"[{", b"]}"
+_OPENING = b"[{"
 _ARRAY_START, _ARRAY_END = b"[]"
 _OBJECT_START, _OBJECT_END = b"{}"
 
