@@ -11,7 +11,7 @@ from airflow_llmengine.spec.job_state import JobHandle
 from airflow_llmengine.spec.results import RecordError
 from airflow_llmengine.worker.chunks import Finished
 from airflow_llmengine.worker.engines.base import Answer
-from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
+from airflow_llmengine.worker.records import PromptRecord, Record
 
 
 class ElementWriter:
@@ -62,11 +62,6 @@ class ElementWriter:
             "response": response,
             "error": error,
         }
-
-
-def looks_like_batch_line(raw: RawRecord) -> bool:
-    """Whether a record, valid or not, was meant as a line of an OpenAI batch file and is answered as one."""
-    return isinstance(raw.value, dict) and ("body" in raw.value or "custom_id" in raw.value)
 
 
 def encode_element(value: dict[str, Any]) -> bytes:

@@ -11,10 +11,10 @@ from airflow_llmengine.spec.results import RecordError
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.job_directory import JobScratch
 from airflow_llmengine.worker.chunks import Chunk, ChunkResults, Finished, cut, restore_part
-from airflow_llmengine.worker.elements import ElementWriter, looks_like_batch_line
+from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader
-from airflow_llmengine.worker.readers.validate import to_record
+from airflow_llmengine.worker.readers.validate import is_batch_line, to_record
 from airflow_llmengine.worker.records import Record
 
 
@@ -120,7 +120,9 @@ class Share:
                 continue
             record = to_record(raw, self._request, self._reader.content)
             if isinstance(record, RecordError):
-                failed = self._elements.error(record, is_batch_line=looks_like_batch_line(raw))
+                # An unreadable line can't be told from others, unless its custom_id could be read.
+                as_batch_line = record.custom_id is not None or is_batch_line(raw.value)
+                failed = self._elements.error(record, is_batch_line=as_batch_line)
                 results.finished[raw.index] = failed
                 self._progress.count(failed)
             else:
