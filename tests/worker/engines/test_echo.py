@@ -118,7 +118,7 @@ def test_capacity_and_delay(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.gather(*(engine.complete(completion(index, prompt="word")) for index in range(4)))
         return time.monotonic() - started
 
-    assert 0.2 <= asyncio.run(four_at_once())
+    assert asyncio.run(four_at_once()) >= 0.2
 
 
 def test_the_log_names_each_generated_record_and_no_cancelled_one(

