@@ -37,7 +37,8 @@ class S3Backend(Backend):
 
     def __init__(self, filesystem_class: Any, options: dict[str, Any], retry: RetryPolicy) -> None:
         super().__init__("s3://", retry)
-        options = {"use_listings_cache": False, "skip_instance_cache": True, **options}
+        # max_concurrency: a file is read by one request; several would mix the parts of a file replaced in between.
+        options = {"use_listings_cache": False, "skip_instance_cache": True, "max_concurrency": 1, **options}
         # Trying again is done in one place, here: three layers of it would multiply.
         options["config_kwargs"] = {
             "retries": {"total_max_attempts": 1, "mode": "standard"},
@@ -57,7 +58,7 @@ class S3Backend(Backend):
     @override
     def read(self, path: str) -> bytes:
         self.bucket_and_key(path)
-        content: bytes = self._filesystem.cat_file(path, max_concurrency=1)
+        content: bytes = self._filesystem.cat_file(path)
         return content
 
     @override
