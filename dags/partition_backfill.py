@@ -41,14 +41,14 @@ def partition_backfill() -> None:
         return [
             {
                 "input_data_path": f"{PARTITIONS}/day={day}/",
-                "output_data_path": f"{params['output_folder']}/day={day}/judgements.jsonl",
+                "output_data_path": f"{params['output_folder']}/day={day}/headlines.jsonl",
             }
             for day in days
             if params["first_day"] <= day <= params["last_day"]
         ]
 
-    judge = LLMEngineBatchCompletionsOperator.partial(
-        task_id="judge_partition",
+    headlines = LLMEngineBatchCompletionsOperator.partial(
+        task_id="summarize_partition",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
         map_index_template="{{ task.request['output_data_path'].split('/')[-2] }}",
         # How many partitions may hold a GPU at once.
@@ -61,7 +61,7 @@ def partition_backfill() -> None:
         """Add up what the partitions say of themselves."""
         return {name: sum(result[name] for result in results) for name in ("records", "failed", "completion_tokens")}
 
-    report(judge.output)  # type: ignore[arg-type] - all mapped tasks' results, when it runs
+    report(headlines.output)
 
 
 partition_backfill()

@@ -1,4 +1,4 @@
-"""Quickstart: 24 customer reviews through a small model on this machine.
+"""Quickstart: headlines for 24 customer reviews, by a small model on this machine.
 
 Needs a connection `llmengine_default` and the model that `scripts/prepare_quickstart_model.py` makes; `make quickstart`
 sees to both and runs it.
@@ -38,10 +38,10 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airf
     },
 )
 def quickstart() -> None:
-    judge = LLMEngineBatchCompletionsOperator(
-        task_id="judge_reviews",
+    headlines = LLMEngineBatchCompletionsOperator(
+        task_id="summarize_reviews",
         input_data_path=str(REVIEWS),
-        output_data_path="{{ params.output_folder }}/{{ run_id }}/judgements.jsonl",
+        output_data_path="{{ params.output_folder }}/{{ run_id }}/headlines.jsonl",
         model_config={
             "model": "SmolLM2-135M-Instruct",
             "checkpoint_path": "{{ params.checkpoint_path }}",
@@ -57,13 +57,13 @@ def quickstart() -> None:
         records = [json.loads(line) for line in REVIEWS.read_text().splitlines()]
         answers = [json.loads(line) for line in Path(result["output_data_path"]).read_text().splitlines()]
         for record, answer in zip(records, answers, strict=True):
-            review = record["messages"][0]["content"].partition("Review: ")[2]
+            review = record["messages"][0]["content"].partition("\n\n")[2]
             said = answer["choices"][0]["message"]["content"] if "choices" in answer else answer["error"]["message"]
             print(f"{record['user']}  {review}\n            -> {' '.join(said.split())}")
         print(f"\nThe output is in {result['output_data_path']}.")
         print(f"The XCom that this task got: {json.dumps(result, indent=2)}")
 
-    show(judge.output)
+    show(headlines.output)
 
 
 quickstart()

@@ -199,6 +199,8 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             runtime_directory=conf.get("llmengine", "runtime_directory"),
             log=self.log.log,
         )
+        if self._ended_by_airflow:
+            launcher.stop()
         request = self._checked_request(hook)
         storage = hook.storage()
         with storage_errors():
@@ -215,8 +217,8 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             )
         if launch.manifest is not None:
             self.log.info(
-                "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. To "
-                "make it anew, set if_done='regenerate' and clear the task.",
+                "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. "
+                "To make it anew, set if_done='regenerate' and clear the task.",
                 launch.manifest.output_data_path,
                 time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(launch.manifest.finished)),
                 launch.manifest.records,
@@ -306,7 +308,7 @@ class LLMEngineBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, Kubernet
 
 def summary(manifest: Manifest) -> dict[str, Any]:
     """What the next tasks get: where the output is and what is in it, never the data."""
-    from airflow_llmengine.storage.job_directory import MANIFEST_SUFFIX
+    from airflow_llmengine.storage.layout import MANIFEST_SUFFIX
 
     return {
         "output_data_path": manifest.output_data_path,

@@ -11,7 +11,6 @@ there, so this script does the one thing that the scheduler would do: it queues 
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,10 +33,10 @@ def make_run(session: Any, dag_id: str, run_id: str) -> None:
     from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
     from airflow.models.dagrun import get_or_create_dagrun
     from airflow.models.serialized_dag import SerializedDagModel
-    from airflow.utils.types import DagRunTriggeredByType
     from airflow.sdk import timezone
+    from airflow.utils.types import DagRunTriggeredByType
 
-    manager = DagBundlesManager()
+    manager: Any = DagBundlesManager()  # type: ignore[no-untyped-call]
     manager.sync_bundles_to_db(session=session)
     session.commit()
     for bundle in manager.get_all_dag_bundles():
@@ -45,8 +44,10 @@ def make_run(session: Any, dag_id: str, run_id: str) -> None:
         bag = BundleDagBag(dag_folder=bundle.path, bundle_path=bundle.path, bundle_name=bundle.name)
         sync_bag_to_db(bag, bundle.name, bundle.version)
     now = timezone.utcnow()
+    dag = SerializedDagModel.get_dag(dag_id, session=session)
+    assert dag is not None
     run = get_or_create_dagrun(
-        dag=SerializedDagModel.get_dag(dag_id, session=session),
+        dag=dag,
         run_id=run_id,
         logical_date=now,
         data_interval=None,
@@ -57,7 +58,7 @@ def make_run(session: Any, dag_id: str, run_id: str) -> None:
         triggering_user_name="test",
         session=session,
     )
-    run.dag = SerializedDagModel.get_dag(dag_id, session=session)
+    run.dag = dag
     session.commit()
 
 
@@ -90,7 +91,7 @@ def run(dag_id: str, task_id: str, run_id: str) -> str:
         bundle_info=BundleInfo(name="dags-folder"),
         dag_rel_path=Path("echo_job.py"),
         token="",
-        client=InProcessTestSupervisor._api_client(),
+        client=InProcessTestSupervisor._api_client(),  # type: ignore[no-untyped-call]
         subprocess_logs_to_stdout=True,
     )
     with create_session() as session:
@@ -110,5 +111,4 @@ def clear(dag_id: str, task_id: str, run_id: str) -> str:
 
 if __name__ == "__main__":
     command, *names = sys.argv[1:]
-    print(f"supervisor: {os.getpid()}", flush=True)
-    print(f"state: {(run if command == 'run' else clear)(*names)}", flush=True)
+    sys.stdout.write(f"state: {(run if command == 'run' else clear)(*names)}\n")

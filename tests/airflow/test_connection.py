@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from tests.airflow.operators_in_tests import EchoJob, connection, run
-from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, Fault, S3Server
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.local_launch import worker_environment
+from tests.airflow.operators_in_tests import EchoJob, connection, run
+from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, Fault, S3Server
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,9 @@ def test_storage_options_come_from_the_storage_connection(s3: S3Server, monkeypa
 def test_a_session_token_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     store = {"conn_type": "aws", "login": "a", "password": "b", "extra": {"aws_session_token": "c"}}
     monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
-    assert hook(monkeypatch, storage_conn_id="store").storage_options == {"s3": {"key": "a", "secret": "b", "token": "c"}}
+    assert hook(monkeypatch, storage_conn_id="store").storage_options == {
+        "s3": {"key": "a", "secret": "b", "token": "c"}
+    }
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
+
 from tests.airflow.operators_in_tests import connection
 
 DAGS = Path(__file__).parents[2] / "dags"
@@ -112,10 +113,11 @@ def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home:
     assert len(log.read_text().splitlines()) == 9
     assert printed.count("Answered from storage") == 2
     assert "{'records': 9, 'failed': 0," in printed
-    assert len(list((tmp_path / "out").glob("day=*/judgements.jsonl"))) == 3
+    assert len(list((tmp_path / "out").glob("day=*/headlines.jsonl"))) == 3
 
 
 @pytest.mark.engine
+@pytest.mark.timeout(900)
 def test_the_quickstart_runs_with_a_real_model(airflow_home: Path, tmp_path: Path) -> None:
     if not MODEL.is_dir():
         subprocess.run([sys.executable, str(DAGS.parent / "scripts" / "prepare_quickstart_model.py")], check=True)
@@ -126,7 +128,7 @@ def test_the_quickstart_runs_with_a_real_model(airflow_home: Path, tmp_path: Pat
         LLMENGINE_QUICKSTART_FOLDER=str(tmp_path),
         AIRFLOW_CONN_LLMENGINE_DEFAULT=connection(engine="vllm"),
     )
-    (output,) = tmp_path.glob("*/judgements.jsonl")
+    (output,) = tmp_path.glob("*/headlines.jsonl")
     answers: list[dict[str, Any]] = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(answers) == 24
     assert all(answer["choices"][0]["message"]["content"].strip() for answer in answers)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.airflow.operators_in_tests import EchoJob, run
 
 from airflow_llmengine.exceptions import LLMEngineError, RequestRefusedError, StorageFailedError
 from airflow_llmengine.hooks.llmengine import JobProgress, LLMEngineHook
 from airflow_llmengine.spec.job_state import Heartbeat, InputEnd
 from airflow_llmengine.storage.job_directory import JobDirectory
+from tests.airflow.operators_in_tests import EchoJob, run
 
 
 def request_of(job: EchoJob) -> dict[str, Any]:
@@ -44,7 +44,9 @@ def test_a_job_from_its_launch_to_its_cancel(echo_job: EchoJob) -> None:
     scratch = JobDirectory(hook.storage(), path).scratch(launch.handle)
     scratch.write_end(InputEnd(records=12, chunks=1))
     scratch.write_heartbeat(
-        beat(0, records_already_done=2, records_done=3, records_failed=1, failures={"timeout": 1}, tokens_per_second=5.0)
+        beat(
+            0, records_already_done=2, records_done=3, records_failed=1, failures={"timeout": 1}, tokens_per_second=5.0
+        )
     )
     scratch.write_heartbeat(
         beat(1, records_done=1, records_failed=1, failures={"timeout": 1}, tokens_per_second=9.0, phase="partial")
@@ -97,7 +99,7 @@ def test_what_storage_says_is_passed_on(echo_job: EchoJob) -> None:
     current.parent.mkdir()
     current.write_text("{")
     for call in (LLMEngineHook().get, LLMEngineHook().cancel, LLMEngineHook().read_progress):
-        with pytest.raises(StorageFailedError, match="current.json"):
+        with pytest.raises(StorageFailedError, match=r"current\.json"):
             call(str(echo_job.output))
 
 

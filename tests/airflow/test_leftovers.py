@@ -13,7 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from airflow_llmengine.hooks.leftovers import LAUNCHER_VARIABLE, MARK_VARIABLE, WorkerMark, end_leftovers, find_leftovers
+from airflow_llmengine.hooks.leftovers import (
+    LAUNCHER_VARIABLE,
+    MARK_VARIABLE,
+    WorkerMark,
+    end_leftovers,
+    find_leftovers,
+)
 
 GONE = "1@0.00"
 
@@ -47,7 +53,7 @@ def end(mark: WorkerMark, grace_seconds: float = 5) -> list[str]:
 
 def is_running(process: subprocess.Popen[bytes]) -> bool:
     try:
-        return psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 

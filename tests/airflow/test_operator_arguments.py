@@ -13,12 +13,12 @@ from airflow.sdk import DAG, XComArg, task
 from airflow.sdk.definitions.xcom_arg import get_task_map_length
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from tests.airflow.operators_in_tests import task_context
 
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
 from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, Verbatim, unwrap
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from tests.airflow.operators_in_tests import task_context
 
 MODEL = {"model": "m"}
 TEMPLATES = ["{{ var.value.secret }}", "{% raw %}", "{{ 7*7 }}", "{# gone #}", "line\n"]
@@ -60,7 +60,12 @@ def test_the_arguments_are_the_contracts_fields() -> None:
 
 
 def test_fields_and_one_dictionary_are_two_ways_to_say_the_same() -> None:
-    fields = {"content": CONTENT, "output_data_path": "out.json", "model_config": MODEL, "labels": {"team": "data"}}
+    fields: dict[str, Any] = {
+        "content": CONTENT,
+        "output_data_path": "out.json",
+        "model_config": MODEL,
+        "labels": {"team": "data"},
+    }
     one = LLMEngineBatchCompletionsOperator(task_id="one", request=fields)
     other = LLMEngineBatchCompletionsOperator(task_id="other", **fields)
     assert unwrap(one.request) == unwrap(other.request) == fields
@@ -98,7 +103,7 @@ def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(arguments: dict[s
 def test_a_misspelt_field_names_the_nearest() -> None:
     """Case 13; a misspelt argument of the operator is Airflow's own error."""
     wrong = {"output_data_path": "x", "input_data_path": "y", "model_config": MODEL, "max_runtime_secs": 60}
-    with pytest.raises(RequestRefusedError, match="max_runtime_secs: .*did you mean max_runtime_sec"):
+    with pytest.raises(RequestRefusedError, match=r"max_runtime_secs: .*did you mean max_runtime_sec"):
         LLMEngineBatchCompletionsOperator(task_id="job", request=wrong)
     content = {**CONTENT, "stop_sequence": ["x"]}
     with pytest.raises(RequestRefusedError, match=r"content\.stop_sequence: .*stop_sequences"):
@@ -314,7 +319,7 @@ def test_what_a_mapped_task_gets_from_an_xcom_is_not_rendered(dag: DAG) -> None:
             "model_config": {"model": evil, "chat_template": evil},
         }
     ]
-    mapped = LLMEngineBatchCompletionsOperator.partial(task_id="whole").expand(request=upstream())
+    mapped: Any = LLMEngineBatchCompletionsOperator.partial(task_id="whole").expand(request=upstream())
     mapped.expand_input.value["request"] = UpstreamValue(requests)
     assert unwrap(unmapped(mapped, 0).request) == requests[0]
 
@@ -365,7 +370,12 @@ def test_it_takes_every_option_of_the_pod_operator() -> None:
     assert set(KubernetesPodOperator.template_fields) < set(LLMEngineBatchCompletionsOperator.template_fields)
     # What both know under one name means the request's field; nothing else is taken from the pod operator.
     own = set(signature(LLMEngineBatchCompletionsOperator.__init__).parameters)
-    assert own & set(signature(KubernetesPodOperator.__init__).parameters) == {"self", "labels", "do_xcom_push", "kwargs"}
+    assert own & set(signature(KubernetesPodOperator.__init__).parameters) == {
+        "self",
+        "labels",
+        "do_xcom_push",
+        "kwargs",
+    }
 
 
 def test_another_pod_operator_takes_one_line() -> None:

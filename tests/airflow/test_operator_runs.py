@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
-from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
 from airflow_llmengine.exceptions import (
     ConnectionUnusableError,
@@ -28,6 +27,7 @@ from airflow_llmengine.exceptions import (
 )
 from airflow_llmengine.hooks.leftovers import MARK_VARIABLE, WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
 
 def test_a_job_gives_its_summary_and_never_data(echo_job: EchoJob) -> None:
@@ -136,9 +136,7 @@ def test_an_interpreter_without_the_package_says_what_to_do(
         run(echo_job.operator())
 
 
-def test_the_kubernetes_launcher_is_refused_in_one_sentence(
-    echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kubernetes_launcher_is_refused_in_one_sentence(echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(launcher="kubernetes", image="worker:1"))
     with pytest.raises(ConnectionUnusableError, match=r"^The launcher kubernetes is not available in this version:"):
         run(echo_job.operator())
@@ -258,7 +256,11 @@ def test_leftovers_of_an_earlier_attempt_are_ended_first(echo_job: EchoJob) -> N
     # An engine that outlived its worker and knows no mercy; of a launcher that is gone.
     mark = WorkerMark(str(echo_job.output), 0, "another series").environment()
     leftover = subprocess.Popen(
-        [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(99)"],
+        [
+            sys.executable,
+            "-c",
+            "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(99)",
+        ],
         env={**os.environ, **mark, "LLMENGINE_LAUNCHER": "1@0.00"},
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -276,7 +278,9 @@ def test_leftovers_of_an_earlier_attempt_are_ended_first(echo_job: EchoJob) -> N
 @pytest.mark.slow
 def test_another_living_tasks_worker_on_the_same_output_is_left_alone(echo_job: EchoJob) -> None:
     mark = WorkerMark(str(echo_job.output), 0, "another series").environment()
-    with subprocess.Popen([sys.executable, "-c", "input()"], env={**os.environ, **mark}, stdin=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], env={**os.environ, **mark}, stdin=subprocess.PIPE
+    ) as other:
         run(echo_job.operator())
         assert other.poll() is None
         other.communicate(b"\n")
@@ -374,3 +378,51 @@ def test_a_worker_killed_by_the_system_is_retried_with_a_hint(
     killer.join()
     assert died.value.retry_helps
     assert not isinstance(died.value, AirflowFailException)
+
+
+KILLED_TASK = """
+import os, sys
+from tests.airflow.operators_in_tests import run
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+
+source, output, model = sys.argv[1:]
+run(
+    LLMEngineBatchCompletionsOperator(
+        task_id="job",
+        input_data_path=source,
+        output_data_path=output,
+        model_config={"model": "m", "checkpoint_path": model, "max_model_len": 512, "enforce_eager": True},
+        termination_grace_period=20,
+    )
+)
+"""
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("moment", ["loading", "generating"])
+def test_no_engine_outlives_a_task_that_was_killed(
+    tmp_path: Path, echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """With the real engine, whose process survives its parent's SIGKILL by itself."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    model = cache / "airflow-llmengine" / "SmolLM2-135M-Instruct"
+    root = Path(__file__).parents[2]
+    if not model.is_dir():
+        subprocess.run([sys.executable, str(root / "scripts" / "prepare_quickstart_model.py")], check=True)
+    record = {"prompt": "Once upon a time", "max_tokens": 400, "temperature": 1, "ignore_eos": True}
+    echo_job.input.write_text((json.dumps(record) + "\n") * 200)
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(engine="vllm"))
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED_TASK, str(echo_job.input), str(echo_job.output), str(model)], cwd=root
+    ) as task:
+        wait_until(lambda: len(marked_processes(echo_job)) >= 2, seconds=120)
+        if moment == "generating":
+            hook = LLMEngineHook()
+            wait_until(
+                lambda: any(beat.phase == "generating" for beat in hook.get(str(echo_job.output)).heartbeats),
+                seconds=600,
+            )
+        task.kill()
+    wait_until(lambda: not marked_processes(echo_job), seconds=30)
+    assert not echo_job.output.exists()

@@ -133,6 +133,8 @@ def test_airflow_lists_the_provider() -> None:
     (provider,) = [row for row in airflow("providers", "list") if row["package_name"] == "airflow-llmengine"]
     assert provider["version"] == __version__
     assert "vLLM" in provider["description"]
+    (provider,) = airflow("providers", "get", "airflow-llmengine")
+    assert provider["Provider"] == "airflow-llmengine"
     (hook,) = [row for row in airflow("providers", "hooks") if row["connection_type"] == "llmengine"]
     assert hook["class"] == "airflow_llmengine.hooks.llmengine.LLMEngineHook"
     assert hook["conn_id_attribute_name"] == "llmengine_conn_id"

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
 from airflow_llmengine.hooks.leftovers import MARK_VARIABLE, WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.storage.status import JobStatus
+from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 SECONDS_PER_RECORD = "0.2"
@@ -70,7 +70,7 @@ class Task:
         return self.end(self.start(command, **environment))
 
     def end(self, process: subprocess.Popen[str]) -> tuple[str, str]:
-        log, _ = process.communicate(timeout=120)
+        log, _ = process.communicate(timeout=300)
         found = re.findall(r"^state: (.*)$", log, re.MULTILINE)
         return found[-1] if found else "", log
 

@@ -61,9 +61,7 @@ def test_who_waits_says_for_whom_and_goes_on(tmp_path: Path, monkeypatch: pytest
         if len(waited) == 3:
             holder.release()
 
-    slot = take_slot(
-        tmp_path, 1, holder="other", deadline=time.time() + 20, check=release_later, log=said.append
-    )
+    slot = take_slot(tmp_path, 1, holder="other", deadline=time.time() + 20, check=release_later, log=said.append)
     slot.release()
     assert said == [
         f"Waiting for a worker slot: this machine runs 1 at once, and dag/task (process {os.getpid()}) has it.",
@@ -84,9 +82,7 @@ def test_waiting_ends_when_it_is_told_to(tmp_path: Path) -> None:
 
 def test_the_slot_is_held_as_long_as_its_worker_lives(tmp_path: Path) -> None:
     slot = take(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[slot.fileno()]
-    ) as worker:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[slot.fileno()]) as worker:
         # The task is gone; its worker is not.
         slot.release()
         with pytest.raises(NoFreeSlotError):

@@ -18,7 +18,9 @@ with DAG("echo_job", schedule=None):
         if_done=os.environ.get("TEST_IF_DONE", "reuse"),
         retries=int(os.environ.get("TEST_RETRIES", "2")),
         retry_delay=timedelta(seconds=0),
-        execution_timeout=timedelta(seconds=float(os.environ["TEST_TIMEOUT"])) if "TEST_TIMEOUT" in os.environ else None,
+        execution_timeout=timedelta(seconds=float(os.environ["TEST_TIMEOUT"]))
+        if "TEST_TIMEOUT" in os.environ
+        else None,
         termination_grace_period=int(os.environ.get("TEST_GRACE", "10")),
     )
 
