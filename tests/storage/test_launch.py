@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ NOW = 1_800_000_000.0
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(tmp_path: Path) -> Path:
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
     return tmp_path
 
