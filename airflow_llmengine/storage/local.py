@@ -17,7 +17,7 @@ from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, St
 from airflow_llmengine.storage.errors import StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.retrying import RetryPolicy
 
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _TRIES = 5
 

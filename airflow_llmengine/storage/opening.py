@@ -36,7 +36,7 @@ def open_backend(parsed: ParsedUrl, options: Mapping[str, Mapping[str, Any]], re
 
     from airflow_llmengine.storage.fsspec_store import FsspecBackend
 
-    given = {"use_listings_cache": False, "skip_instance_cache": True, **given}
+    given |= {"use_listings_cache": False, "skip_instance_cache": True}
     filesystem, _ = url_to_fs(parsed.url, **given)
     return FsspecBackend(filesystem, parsed, retry)
 

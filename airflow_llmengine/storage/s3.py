@@ -14,7 +14,14 @@ from typing import Any
 
 from typing_extensions import override
 
-from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, prove_commits
+from airflow_llmengine.storage.backend import (
+    Backend,
+    PendingWrite,
+    RawFile,
+    StoredFile,
+    is_temporary,
+    prove_commits,
+)
 from airflow_llmengine.storage.errors import StorageDeniedError, StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.failures import http_status
 from airflow_llmengine.storage.retrying import RetryPolicy
@@ -37,14 +44,16 @@ class S3Backend(Backend):
 
     def __init__(self, filesystem_class: Any, options: dict[str, Any], retry: RetryPolicy) -> None:
         super().__init__("s3://", retry)
-        # max_concurrency: a file is read by one request; several would mix the parts of a file replaced in between.
-        options = {"use_listings_cache": False, "skip_instance_cache": True, "max_concurrency": 1, **options}
-        # Trying again is done in one place, here: three layers of it would multiply.
+        options = dict(options)
+        # Trying again is done in one place, in RetryPolicy: three layers of it would multiply.
         options["config_kwargs"] = {
             "retries": {"total_max_attempts": 1, "mode": "standard"},
             "read_timeout": _READ_TIMEOUT_SECONDS,
-            **options.get("config_kwargs", {}),
+            **(options.get("config_kwargs") or {}),
         }
+        options |= {"use_listings_cache": False, "skip_instance_cache": True}
+        # A small file is read by one request: several would mix the parts of a file that is replaced in between.
+        options["max_concurrency"] = 1
         self._filesystem = filesystem_class(**options)
         self._filesystem.retries = 1
         self._metadata = dict(self._filesystem.s3_additional_kwargs.get("Metadata", {}))
@@ -145,12 +154,25 @@ class S3Backend(Backend):
     @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
         bucket, key = self.bucket_and_key(path)
+        latest = time.time() - older_than_seconds
         answer = self._filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
-        uploads = [upload for upload in answer.get("Uploads", []) if upload["Key"] == key]
-        old = [one for one in uploads if one["Initiated"].timestamp() <= time.time() - older_than_seconds]
-        for upload in old:
-            self.abort_upload(path, upload["UploadId"])
-        return len(old)
+        uploads = [
+            upload["UploadId"]
+            for upload in answer.get("Uploads", [])
+            if upload["Key"] == key and upload["Initiated"].timestamp() <= latest
+        ]
+        for upload in uploads:
+            self.abort_upload(path, upload)
+        folder = path.rpartition("/")[0]
+        probes = [
+            found["Key"]
+            for page in self._pages(folder, Delimiter="/")
+            for found in page.get("Contents", [])
+            if is_temporary(found["Key"].rpartition("/")[2]) and found["LastModified"].timestamp() <= latest
+        ]
+        for probe in probes:
+            self.delete(f"{bucket}/{probe}")
+        return len(uploads) + len(probes)
 
     def request(self, method: str, path: str, **arguments: Any) -> Any:
         """One request about the object at ``path``."""

@@ -117,6 +117,21 @@ def test_a_store_that_overwrites_is_refused(s3_server: S3Server, other: Place) -
     assert other.storage.location(other.base).list() == []
 
 
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_nobody_can_ask_for_stale_listings(other: Place, s3_server: S3Server, scheme: str) -> None:
+    options = {scheme: {**s3_server.options, "use_listings_cache": True, "skip_instance_cache": False}}
+    folder = Storage(options, retry=QUICK).location(other.base.replace("gs", scheme, 1))
+
+    assert folder.list() == []
+    other.put("a")
+    assert [entry.name for entry in folder.list()] == ["a"]
+    other.put("b")
+    assert [entry.name for entry in folder.walk()] == ["a", "b"]
+    other.at("a").delete()
+    assert folder.child("a").info() is None
+    assert [entry.name for entry in folder.list()] == ["b"]
+
+
 def test_an_exception_aborts_the_upload(other: Place, s3_server: S3Server) -> None:
     def write_half() -> None:
         with other.at("output").writer() as out:

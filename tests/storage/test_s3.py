@@ -228,6 +228,16 @@ def test_uploads_that_nobody_ends_are_leftovers(s3: Place, s3_server: S3Server) 
     other.discard()
 
 
+def test_probes_that_nobody_deleted_are_leftovers(s3: Place) -> None:
+    s3.put(".llmengine-0123456789abcdef01234567.tmp", "output", "folder/.llmengine-0123456789abcdef01234567.tmp")
+
+    assert s3.at("output").delete_leftovers(older_than_seconds=3600) == 0
+    assert s3.at("output").delete_leftovers(older_than_seconds=-3600) == 1
+    assert not s3.at(".llmengine-0123456789abcdef01234567.tmp").exists()
+    assert s3.at("output").exists()
+    assert s3.at("folder/.llmengine-0123456789abcdef01234567.tmp").exists()
+
+
 # Reading and listing
 
 
