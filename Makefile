@@ -79,8 +79,15 @@ $(BIN)/python:
 		echo "Python's venv module is incomplete; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 $(VENV)/.locks-installed: $(LOCKS) | $(BIN)/python
-	@$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || { \
-		echo "vLLM on the CPU needs libnuma; on Debian and Ubuntu: apt-get install libnuma1" >&2; exit 1; }
+	@missing=""; \
+	$(BIN)/python -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null || missing+=" libnuma1"; \
+	command -v "$${CXX:-g++}" >/dev/null || missing+=" g++"; \
+	$(BIN)/python -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null \
+		|| missing+=" python3-dev"; \
+	if [ -n "$$missing" ]; then \
+		echo "vLLM on the CPU needs libnuma, a C++ compiler and Python's headers." >&2; \
+		echo "On Debian and Ubuntu: apt-get install$$missing" >&2; exit 1; \
+	fi
 	@echo "Installing the pinned packages into $(VENV): some minutes the first time"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r requirements/torch-cpu.txt || { \
 		echo "The CPU build of PyTorch was not found. It is in PyTorch's own package index: take the address that" >&2; \
