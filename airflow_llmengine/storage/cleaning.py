@@ -38,6 +38,14 @@ def abandoned_scratch(
     return found
 
 
+def delete_leftovers(storage: Storage, output_data_path: str, *, older_than_seconds: float) -> int:
+    """Delete what killed writers of the output left beside it; gives how many.
+
+    These are temporary files, and uploads that were never completed.
+    """
+    return JobDirectory(storage, output_data_path).output.delete_leftovers(older_than_seconds)
+
+
 def delete_scratch(storage: Storage, handle: JobHandle) -> None:
     """Delete a generation's folder. What it had finished must be generated again if the job is ever run again."""
     JobDirectory(storage, handle.path).scratch(handle).delete()

@@ -18,7 +18,7 @@ from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.plan import plan
 from airflow_llmengine.spec.validation import RequestInvalidError
-from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_scratch
+from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_leftovers, delete_scratch
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
@@ -155,7 +155,12 @@ def _clean(options: argparse.Namespace) -> int:
         if not options.dry_run:
             delete_scratch(storage, scratch.handle)
         _say(f"{'would delete' if options.dry_run else 'deleted'} {scratch.handle.scratch_name}")
-    if not found:
+    leftovers = (
+        0 if options.dry_run else delete_leftovers(storage, options.output, older_than_seconds=options.older_than)
+    )
+    if leftovers:
+        _say(f"deleted {leftovers} unfinished files of writers that were killed")
+    if not found and not leftovers:
         _say("nothing to delete")
     return ExitCode.DONE
 

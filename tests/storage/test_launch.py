@@ -226,7 +226,7 @@ def test_an_output_among_the_inputs_is_refused(place: Path) -> None:
     (place / "data").mkdir()
     (place / "data" / "a.jsonl").write_text('{"prompt": "a"}\n')
     fields = {"input_data_path": str(place / "data"), "output_data_path": str(place / "data" / "a.jsonl")}
-    with pytest.raises(LaunchRefusedError, match="also read as input"):
+    with pytest.raises(ValueError, match="input_data_path"):
         launch(place, fields=fields)
 
 
