@@ -215,12 +215,12 @@ def _around(schema: Schema) -> Iterator[Any]:
 
 
 def is_interchangeable_json(value: Any) -> bool:
-    """Whether JSON text in UTF-8 can carry the value: finite numbers, and no lone surrogates."""
+    """Whether JSON text in UTF-8 can carry the value: finite numbers, strings as keys, and no lone surrogates."""
     try:
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError):
         return False
-    return True
+    return same(json.loads(text), value)
 
 
 _VALUES: list[Any] = [
