@@ -48,7 +48,6 @@ def quickstart() -> None:
             "max_model_len": 1024,
         },
         max_runtime_sec=1800,
-        retries=1,
     )
 
     @task

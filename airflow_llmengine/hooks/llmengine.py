@@ -114,9 +114,24 @@ class LLMEngineHook(BaseHook):
 
     def storage(self) -> Storage:
         """Where inputs, outputs and job directories are, with the storage connection's credentials."""
+        return self._storage
+
+    @cached_property
+    def _storage(self) -> Storage:
         from airflow_llmengine.storage.filesystem import Storage
 
         return Storage(self.storage_options)
+
+    def output_url(self, request: CreateBatchCompletionsV1Request) -> str:
+        """The canonical URL of a request's output, by which its job handle names it.
+
+        Raises:
+            StorageFailedError: It is none that storage knows.
+        """
+        from airflow_llmengine.storage.job_directory import JobDirectory
+
+        with storage_errors():
+            return JobDirectory(self.storage(), request.output_data_path).output.url
 
     def get_conn(self) -> Storage:
         """The same as ``storage``: what a job's files are reached by is this hook's connection."""

@@ -12,7 +12,7 @@ from airflow.sdk.configuration import conf
 
 from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
 from airflow_llmengine.hooks.job_failure import job_failure
-from airflow_llmengine.hooks.llmengine import LLMEngineHook, storage_errors
+from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.attempt_options import TaskOptions
 from airflow_llmengine.operators.mapping import VerbatimPartial, gather
 from airflow_llmengine.operators.request_arguments import (
@@ -187,68 +187,27 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         Raises:
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
-        from airflow_llmengine.hooks.local_launch import LocalAttempt, LocalLauncher
-        from airflow_llmengine.operators.staging import encode_request, staged_content
-        from airflow_llmengine.storage.job_directory import JobDirectory
+        from airflow_llmengine.operators.staging import staged_content
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = TaskOptions.parse(if_done=self.if_done, overwrite=self.overwrite, max_error_rate=self.max_error_rate)
-        self._launcher = launcher = LocalLauncher(
-            hook.settings,
-            grace_seconds=self.termination_grace_period or conf.getint("llmengine", "grace_seconds"),
-            runtime_directory=conf.get("llmengine", "runtime_directory"),
-            log=self.log.log,
-        )
-        if self._ended_by_airflow:
-            launcher.stop()
+        launcher = self._make_launcher(hook)
         request = self._checked_request(hook)
-        storage = hook.storage()
-        with storage_errors():
-            output = JobDirectory(storage, request.output_data_path).output.url
         ti = context["ti"]
         owner = f"{ti.dag_id}/{ti.task_id}"
         # max_tries grows when the task is cleared, and stays when it is retried.
         series = "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.max_tries)))
-        launcher.end_leftovers(output, series)
+        launcher.end_leftovers(hook.output_url(request), series)
         limit = conf.getint("llmengine", "max_inline_content_bytes")
-        with staged_content(storage, request, limit) as request:
+        with staged_content(hook.storage(), request, limit) as request:
             launch = hook.create(
                 request, owner=owner, series=series, if_done=options.if_done, overwrite=options.overwrite
             )
-        if launch.manifest is not None:
-            self.log.info(
-                "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. "
-                "To make it anew, set if_done='regenerate' and clear the task.",
-                launch.manifest.output_data_path,
-                time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(launch.manifest.finished)),
-                launch.manifest.records,
-                launch.manifest.failed,
-            )
-            return self._succeed(launch.manifest)
-        self._tell(launch, request)
-        outcome = launcher.run(
-            LocalAttempt(
-                output=output,
-                owner=owner,
-                series=series,
-                request=encode_request(request),
-                storage_options=hook.storage_options,
-                deadline=launch.deadline,
-                max_error_rate=options.max_error_rate,
-            )
-        )
-        # Not what the worker says, but what stands on storage.
-        manifest = hook.read_manifest(launch.handle)
-        if manifest is not None:
-            return self._succeed(manifest)
-        self._refuse_if_ended()
-        raise job_failure(
-            outcome.exit_code,
-            outcome.last_error,
-            handle=launch.handle,
-            deadline=launch.deadline,
-            status=hook.get(launch.handle.path),
-        )
+        if launch.manifest is None:
+            self._tell_launch(launch, request)
+            return self._run(hook, launcher, launch, request, owner, series, options.max_error_rate)
+        self._tell_answer(launch.manifest)
+        return self._succeed(launch.manifest)
 
     def on_kill(self) -> None:
         """Stop the worker, when Airflow ends the task. Called in a signal handler, in the middle of ``execute``."""
@@ -276,18 +235,79 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         _refuse_replicas(checked.data_parallelism)
         return checked
 
-    def _tell(self, launch: Launch, request: CreateBatchCompletionsV1Request) -> None:
+    def _make_launcher(self, hook: LLMEngineHook) -> LocalLauncher:
+        from airflow_llmengine.hooks.local_launch import LocalLauncher
+
+        self._launcher = launcher = LocalLauncher(
+            hook.settings,
+            grace_seconds=self.termination_grace_period or conf.getint("llmengine", "grace_seconds"),
+            runtime_directory=conf.get("llmengine", "runtime_directory"),
+            log=self.log.log,
+        )
+        # on_kill could not reach it until now.
+        if self._ended_by_airflow:
+            launcher.stop()
+        return launcher
+
+    def _run(
+        self,
+        hook: LLMEngineHook,
+        launcher: LocalLauncher,
+        launch: Launch,
+        request: CreateBatchCompletionsV1Request,
+        owner: str,
+        series: str,
+        max_error_rate: float | None,
+    ) -> dict[str, Any]:
+        """Run the worker, and judge by what stands on storage, not by what the worker says."""
+        from airflow_llmengine.hooks.local_launch import LocalAttempt
+        from airflow_llmengine.operators.staging import encode_request
+
+        outcome = launcher.run(
+            LocalAttempt(
+                output=launch.handle.path,
+                owner=owner,
+                series=series,
+                request=encode_request(request),
+                storage_options=hook.storage_options,
+                deadline=launch.deadline,
+                max_error_rate=max_error_rate,
+            )
+        )
+        manifest = hook.read_manifest(launch.handle)
+        if manifest is not None:
+            return self._succeed(manifest)
+        self._refuse_if_ended()
+        raise job_failure(
+            outcome.exit_code,
+            outcome.last_error,
+            handle=launch.handle,
+            deadline=launch.deadline,
+            status=hook.get(launch.handle.path),
+        )
+
+    def _tell_launch(self, launch: Launch, request: CreateBatchCompletionsV1Request) -> None:
         self.log.info(
             "%s job %s, generation %d, of %s; it must be done by %s.",
             "Resuming" if launch.resumed else "Starting",
             launch.handle.fingerprint,
             launch.handle.generation,
             launch.handle.path,
-            time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(launch.deadline)),
+            _when(launch.deadline),
         )
         for_pods = [name for name in POD_FIELDS if request.is_given(name)]
         if for_pods:
             self.log.info("%s: for pods; a local worker has what this machine has.", ", ".join(for_pods))
+
+    def _tell_answer(self, manifest: Manifest) -> None:
+        self.log.info(
+            "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. "
+            "To make it anew, set if_done='regenerate' and clear the task.",
+            manifest.output_data_path,
+            _when(manifest.finished),
+            manifest.records,
+            manifest.failed,
+        )
 
     def _succeed(self, manifest: Manifest) -> dict[str, Any]:
         self._refuse_if_ended()
@@ -340,6 +360,10 @@ def _assemble(
     if protected.get("model_config") is not given.get("model_config"):
         copies.append((protected["model_config"], given["model_config"]))
     return protected, copies
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 def _refuse_replicas(data_parallelism: Any) -> None:
