@@ -21,9 +21,14 @@ from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.records import Record
 from tests.engine.records import CAPITAL, chat, completion, job
 
-
 LIMIT = 64
 """Tokens that this engine's model takes."""
+
+
+def engine_processes() -> list[int]:
+    """Processes below this one but for Python's own, which ends with this one."""
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if "resource_tracker" not in str(child.cmdline())]
 
 
 async def outcome(engine: VLLMEngine, record: Record) -> Any:
@@ -41,7 +46,7 @@ def tell(value: Any) -> None:
 async def main(checkpoint: Path) -> None:
     engine = VLLMEngine(job(checkpoint, max_model_len=LIMIT))
     await engine.start()
-    children = psutil.Process().children(recursive=True)
+    processes = engine_processes()
     answers = [
         await outcome(engine, record)
         for record in (
@@ -54,7 +59,7 @@ async def main(checkpoint: Path) -> None:
             completion([5] * LIMIT, max_tokens=9),
         )
     ]
-    tell({"processes": [child.pid for child in children], "answers": answers})
+    tell({"processes": processes, "answers": answers})
     # What the test does meanwhile: it kills the engine's processes, or this one.
     for line in sys.stdin:
         if line == "ask\n":
@@ -63,10 +68,7 @@ async def main(checkpoint: Path) -> None:
             started = time.monotonic()
             await engine.stop()
             await engine.stop()
-            left = [
-                child.pid for child in psutil.Process().children() if "resource_tracker" not in str(child.cmdline())
-            ]
-            tell({"left": left, "seconds": time.monotonic() - started})
+            tell({"left": engine_processes(), "seconds": time.monotonic() - started})
 
 
 # Guarded: vLLM's own processes import this module once more.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -100,9 +99,10 @@ def engine_process(plain_model: Path) -> Iterator[Callable[[], EngineProcess]]:
 
     yield start
     for one in started:
-        with contextlib.suppress(ProcessLookupError):
+        if one.process.returncode is None:
+            # Its own group, for vLLM's processes are in it.
             os.killpg(one.process.pid, signal.SIGKILL)
-        one.process.communicate()
+            one.process.communicate()
 
 
 def gone_within(process: EngineProcess, seconds: float) -> bool:
@@ -150,11 +150,10 @@ def test_stop_leaves_no_process(engine_process: Callable[[], EngineProcess]) -> 
     worker = engine_process()
     assert worker.tell("stop")["left"] == []
     assert gone_within(worker, 0)
-    assert worker.process.stdin is not None
-    worker.process.stdin.close()
-    assert worker.process.wait(timeout=30) == 0
-    assert worker.process.stderr is not None
-    assert "Traceback" not in worker.process.stderr.read()
+    _rest, log = worker.process.communicate(timeout=30)
+    assert worker.process.returncode == 0
+    assert "Traceback" not in log
+    assert "leaked" not in log
 
 
 def test_a_load_can_be_given_up(running: RunningEngine, quickstart_model: Path) -> None:
@@ -187,10 +186,9 @@ def test_the_loop_goes_on_while_the_model_is_looked_for_and_refused(running: Run
     [
         ({"max_model_len": 100_000}, "max_model_len"),
         ({"dtype": "float1"}, "dtype"),
-        ({"load_format": "punch cards"}, "load_format|load-format|load format"),
         ({"cache_dtype": "float1"}, "kv-cache-dtype"),
         ({"tokenizer_mode": "by hand"}, "tokenizer"),
-        ({"tensor_parallel_size": 3}, "3"),
+        ({"quantization": "by hand"}, "quantization"),
     ],
     ids=str,
 )

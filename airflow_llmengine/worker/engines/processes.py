@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 _CGROUP_FILES = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
@@ -28,7 +30,7 @@ def available_memory() -> int:
     return available
 
 
-def end_processes(roots: Iterable[int], patience: float) -> None:
+def end_processes(roots: Sequence[int], patience: float) -> None:
     """End processes and all that descend from them: asked first, killed when they don't.
 
     Args:
@@ -37,23 +39,55 @@ def end_processes(roots: Iterable[int], patience: float) -> None:
     """
     import psutil
 
-    processes = []
-    for root in roots:
-        try:
-            process = psutil.Process(root)
-            processes += [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-    deadline = time.monotonic() + patience
+    processes = [process for root in roots for process in _family(root)]
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    _gone, alive = psutil.wait_procs(processes, timeout=max(0.0, deadline - time.monotonic()))
+    _gone, alive = psutil.wait_procs(processes, timeout=patience)
     for process in alive:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
     psutil.wait_procs(alive, timeout=patience)
+
+
+@contextlib.contextmanager
+def hurrying(roots: Sequence[int], descendants_after: float, roots_after: float) -> Iterator[None]:
+    """Kill what is still there while somebody waits for its end.
+
+    Args:
+        roots: Process ids.
+        descendants_after: Seconds after which the processes below them are killed.
+        roots_after: Seconds after which they are killed themselves.
+    """
+    timers = [
+        threading.Timer(descendants_after, _kill, args=(roots, 1)),
+        threading.Timer(roots_after, _kill, args=(roots, 0)),
+    ]
+    for timer in timers:
+        timer.daemon = True
+        timer.start()
+    try:
+        yield
+    finally:
+        for timer in timers:
+            timer.cancel()
+
+
+def _kill(roots: Sequence[int], first: int) -> None:
+    import psutil
+
+    for root in roots:
+        for process in _family(root)[first:]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def _family(root: int) -> list[Any]:
+    """A process and then all below it; none if it is gone."""
+    import psutil
+
+    try:
+        process = psutil.Process(root)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []

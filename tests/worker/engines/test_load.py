@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib import metadata
 
@@ -27,10 +28,17 @@ def test_an_argument_comes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_vllm_is_the_default_and_is_not_imported_before_it_starts() -> None:
-    engine = load_engine(REQUEST)
-    assert engine.name == "vllm"
-    assert engine.version[0].isdigit()
-    assert "vllm" not in sys.modules
+    # In a process of its own: other tests of this one may have started vLLM.
+    program = f"""
+import subprocess
+import sys
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.worker.engines.load import load_engine
+engine = load_engine(CreateBatchCompletionsV1Request.model_validate({REQUEST.given()!r}))
+print(engine.name, engine.version[0].isdigit(), {{"vllm", "torch", "transformers"}} & sys.modules.keys())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "vllm True set()\n", done.stderr
 
 
 def test_an_unknown_engine_is_refused_with_those_that_there_are() -> None:
