@@ -19,7 +19,7 @@ os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
 # Nobody's credentials, and no store or hub but those that a test starts itself.
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW_CONN_", "AWS_", "LLMENGINE_"))]:
     del os.environ[_name]
-os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(_AIRFLOW_HOME / "no-aws-configuration")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["VLLM_NO_USAGE_STATS"] = "1"
