@@ -71,7 +71,6 @@ def convert(gguf: Path, directory: Path) -> None:
     # The weights are plain numbers from here on: with the quantization config left in, every loader would look for
     # the GGUF file again.
     model.config.__dict__.pop("quantization_config", None)
-    model.config.__dict__.pop("_name_or_path", None)
     model.hf_quantizer = None
     model = model.to(torch.bfloat16)
     model.config.dtype = torch.bfloat16
@@ -80,8 +79,11 @@ def convert(gguf: Path, directory: Path) -> None:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    model.save_pretrained(directory, safe_serialization=True)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    for path in directory.iterdir():
+        path.chmod(0o644)
     missing = [name for name in NEEDED_FILES if not (directory / name).is_file()]
     if missing:
         raise PreparationError(f"transformers wrote no {', '.join(missing)}; this script does not fit its version.")

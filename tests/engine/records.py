@@ -19,7 +19,8 @@ ANSWERED = (
 )
 """A chat, as the model's template writes it, to whose answer the model adds only the token that ends it."""
 
-END = "<|im_end|>"
+BEGIN, END = "<|im_start|>", "<|im_end|>"
+"""The special tokens at both ends of a chat's message; the second also ends the answer."""
 
 
 def job(checkpoint: Path, **model: Any) -> CreateBatchCompletionsV1Request:

@@ -99,10 +99,13 @@ def engine_process(plain_model: Path) -> Iterator[Callable[[], EngineProcess]]:
 
     yield start
     for one in started:
-        if one.process.returncode is None:
+        if one.process.poll() is None:
             # Its own group, for vLLM's processes are in it.
             os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.communicate()
+            one.process.wait()
+        for pipe in (one.process.stdin, one.process.stdout, one.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 def gone_within(process: EngineProcess, seconds: float) -> bool:
