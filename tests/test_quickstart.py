@@ -30,7 +30,7 @@ def test_it_shows_prompts_beside_completions_the_output_and_the_xcom(tmp_path: P
     assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
     printed = result.stdout
 
-    (output,) = tmp_path.glob("output/*/judgements.jsonl")
+    (output,) = tmp_path.glob("output/*/*.jsonl")
     assert f"The output is in {output}." in printed
     xcom, _ = json.JSONDecoder().raw_decode(printed.partition("The XCom that this task got: ")[2])
     assert xcom["output_data_path"] == str(output)
@@ -40,7 +40,7 @@ def test_it_shows_prompts_beside_completions_the_output_and_the_xcom(tmp_path: P
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(rows) == len(answers) == 24
     for row, answer in zip(rows, answers, strict=True):
-        review = row["messages"][0]["content"].partition("Review: ")[2]
+        review = row["messages"][0]["content"].partition("\n\n")[2]
         said = " ".join(answer["choices"][0]["message"]["content"].split())
         assert f"{review}\n            -> {said}\n" in printed
 
