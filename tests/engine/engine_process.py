@@ -1,6 +1,6 @@
 """A process with an engine of its own, as a worker is one: it answers some records, and then waits for its end.
 
-    python engine_process.py CHECKPOINT
+    python engine_process.py CHECKPOINT [CHAT_TEMPLATE]
 
 Prints one JSON line: its engine's processes, and the answers.
 """
@@ -44,7 +44,9 @@ def tell(value: Any) -> None:
 
 
 async def main(checkpoint: Path) -> None:
-    engine = VLLMEngine(job(checkpoint, max_model_len=LIMIT))
+    # One word: such a template could be taken for the name of a file.
+    template = {"chat_template": sys.argv[2]} if len(sys.argv) > 2 else {}
+    engine = VLLMEngine(job(checkpoint, max_model_len=LIMIT, **template))
     await engine.start()
     processes = engine_processes()
     answers = [

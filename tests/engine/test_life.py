@@ -20,7 +20,7 @@ import pytest
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
-from airflow_llmengine.worker.engines.model_source import DIGEST_PREFIX
+from airflow_llmengine.worker.engines.model_source import DIGEST_PREFIX, find_model
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from tests.engine.conftest import RunningEngine, engine_processes
 from tests.engine.engine_process import LIMIT
@@ -47,9 +47,9 @@ def plain_model(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory
 class EngineProcess:
     """A process with an engine of its own: see ``engine_process.py``."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.engine_process", str(checkpoint)],
+            [sys.executable, "-m", "tests.engine.engine_process", str(checkpoint), *arguments],
             cwd=ROOT,
             env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"},
             stdin=subprocess.PIPE,
@@ -90,11 +90,11 @@ class EngineProcess:
 
 
 @pytest.fixture
-def engine_process(plain_model: Path) -> Iterator[Callable[[], EngineProcess]]:
+def engine_process(plain_model: Path) -> Iterator[Callable[..., EngineProcess]]:
     started: list[EngineProcess] = []
 
-    def start() -> EngineProcess:
-        started.append(EngineProcess(plain_model))
+    def start(*arguments: str) -> EngineProcess:
+        started.append(EngineProcess(plain_model, *arguments))
         return started[-1].begin()
 
     yield start
@@ -115,7 +115,7 @@ def gone_within(process: EngineProcess, seconds: float) -> bool:
     return not process.alive()
 
 
-def test_the_engine_does_not_outlive_a_killed_worker(engine_process: Callable[[], EngineProcess]) -> None:
+def test_the_engine_does_not_outlive_a_killed_worker(engine_process: Callable[..., EngineProcess]) -> None:
     worker = engine_process()
     no_template, greedy, first, second, sampled, longest, too_long = worker.answers
 
@@ -137,8 +137,17 @@ def test_the_engine_does_not_outlive_a_killed_worker(engine_process: Callable[[]
     assert gone_within(worker, 10)
 
 
-def test_a_dead_engine_is_told_and_leaves_nothing(engine_process: Callable[[], EngineProcess]) -> None:
-    worker = engine_process()
+def test_a_dead_engine_is_told_and_leaves_nothing(engine_process: Callable[..., EngineProcess]) -> None:
+    worker = engine_process("Hello")
+    # The template of one word is that word, whatever the messages say.
+    assert worker.answers[0]["usage"]["prompt_tokens"] == 1
+
+    # An interrupt from a terminal reaches all processes; the engine leaves it to the worker.
+    for process in worker.alive():
+        process.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert worker.tell("ask")["choices"]
+
     core = max(worker.alive(), key=lambda process: len(process.children()))
     core.kill()
     for _ in range(2):
@@ -149,7 +158,7 @@ def test_a_dead_engine_is_told_and_leaves_nothing(engine_process: Callable[[], E
     assert gone_within(worker, 10)
 
 
-def test_stop_leaves_no_process(engine_process: Callable[[], EngineProcess]) -> None:
+def test_stop_leaves_no_process(engine_process: Callable[..., EngineProcess]) -> None:
     worker = engine_process()
     assert worker.tell("stop")["left"] == []
     assert gone_within(worker, 0)
@@ -203,6 +212,55 @@ def test_settings_that_vllm_refuses(
         running.run(engine.start())
     assert "\n" not in str(caught.value)
     running.run(engine.stop())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "place"),
+    [
+        ("max_context_length", 99, "model_config.max_model_len"),
+        ("max_num_seqs", 7, "scheduler_config.max_num_seqs"),
+        ("max_num_batched_tokens", 4321, "scheduler_config.max_num_batched_tokens"),
+        ("dtype", "bfloat16", "model_config.dtype"),
+        ("enforce_eager", True, "model_config.enforce_eager"),
+        ("seed", 12, "model_config.seed"),
+        ("tokenizer", "{checkpoint}", "model_config.tokenizer"),
+        ("trust_remote_code", False, "model_config.trust_remote_code"),
+        ("served_model_name", "a name, with=signs.and {braces}", "model_config.served_model_name"),
+        ("revision", "-dash", "model_config.revision"),
+        ("block_size", 64, "cache_config.block_size"),
+        ("cache_dtype", "fp8", "cache_config.cache_dtype"),
+        ("enable_prefix_caching", False, "cache_config.enable_prefix_caching"),
+        ("num_gpu_blocks_override", 50, "cache_config.num_gpu_blocks_override"),
+        ("gpu_memory_utilization", 0.5, "cache_config.gpu_memory_utilization"),
+        ("load_format", "safetensors", "load_config.load_format"),
+    ],
+)
+@pytest.mark.usefixtures("running")
+def test_a_setting_reaches_vllm(quickstart_model: Path, field: str, value: Any, place: str) -> None:
+    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
+
+    value = str(quickstart_model) if value == "{checkpoint}" else value
+    request = job(quickstart_model, **{"max_model_len": None, "max_num_seqs": None, "dtype": None, field: value})
+    _parsed, config = _configure(_arguments(request, find_model(request)))
+    found = config
+    for name in place.split("."):
+        found = getattr(found, name)
+    assert str(found).removeprefix("torch.") == str(value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{{ a.b }} = {% if x %}\r\n+{% endif %}", "--{'a': \"b\"}", "{#" + "x" * 5000 + "#}", "\n", "{{'\u2028é'}}"],
+)
+@pytest.mark.usefixtures("running")
+def test_a_chat_template_reaches_vllm_letter_for_letter(quickstart_model: Path, template: str) -> None:
+    from vllm.renderers.chat_utils import load_chat_template
+
+    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
+
+    request = job(quickstart_model, chat_template=template)
+    parsed, _config = _configure(_arguments(request, find_model(request)))
+    assert load_chat_template(parsed.chat_template) == template
 
 
 def test_a_broken_checkpoint_is_no_traceback(running: RunningEngine, quickstart_model: Path, tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ CPU_KV_CACHE_SHARE = 4
 
 GIB = 2**30
 
+_TEMPLATE_CHARACTERS = frozenset("{}\n")
+"""A chat template without any of these is a text of one line, the same for every chat."""
+
 
 class VLLMEngine:
     """Answers records with vLLM. Not started before ``start``: until then vLLM is not even imported."""
@@ -90,10 +93,10 @@ class VLLMEngine:
         _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
         logger.info("loading %s with vLLM %s", self._model, self.version)
         with tempfile.TemporaryDirectory(prefix="llmengine-") as folder:
-            if "chat_template" in arguments:
-                # vLLM would take a template of one word for the name of a file.
+            if not _TEMPLATE_CHARACTERS & set(arguments.get("chat_template", "{")):
+                # vLLM would take it for the name of a file; any other it takes letter for letter.
                 template = Path(folder) / "chat_template.jinja"
-                template.write_text(arguments["chat_template"], encoding="utf-8", newline="")
+                template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
             self._loading = _Loading(arguments)
             loaded = await self._loading.result()

@@ -1,14 +1,18 @@
-"""A vLLM plugin that ends vLLM's processes when the worker that started them is gone.
+"""A vLLM plugin that ends vLLM's processes with the worker that started them: not later, and not sooner.
 
 vLLM's engine process survives a SIGKILL of its parent and goes on computing, with all of the GPU's memory; nobody reads
 its answers any more. vLLM loads its plugins (entry point group ``vllm.general_plugins``) in every process that it
 starts, so this is the place from which such a process can watch its parent.
+
+An interrupt from the keyboard goes to all of a terminal's processes at once. The worker then finishes what it can, for
+which it needs its engine: so these processes leave the interrupt to the worker.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from multiprocessing.connection import wait
 
@@ -24,13 +28,15 @@ _watching = threading.Lock()
 
 
 def end_with_parent() -> None:
-    """Watch the parent from now on, if this is a process that a worker's vLLM has started; otherwise do nothing.
+    """Watch the parent, and ignore interrupts, if this is a process of a worker's vLLM; otherwise do nothing.
 
     vLLM may call it more than once in one process.
     """
     parent = multiprocessing.parent_process()
     if os.environ.get(END_WITH_PARENT_VARIABLE) != "1" or parent is None:
         return
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _watching.acquire(blocking=False):
         threading.Thread(target=_watch, args=(parent.sentinel,), name="end-with-parent", daemon=True).start()
 
