@@ -7,6 +7,7 @@
     ├── ConnectionUnusableError       *     the Airflow connection is missing, or can't be used as it is
     ├── LaunchForbiddenError          *     the job must not start: foreign output, used-up deadline, cancelled
     ├── StorageFailedError                  input, output or job directory could not be read or written
+    ├── StorageRefusedError           *     storage does not have what is asked for, or refuses it
     ├── TaskKilledError                     Airflow ended the task: killed, cleared, marked, or shut down
     └── JobFailedError                      the worker ended without a result
         ├── InputRefusedError         *     the input as a whole, or the model, can't be used
@@ -63,6 +64,10 @@ class LaunchForbiddenError(_FailsAtOnce, LLMEngineError):
 
 class StorageFailedError(LLMEngineError):
     """Input, output or job directory could not be read or written."""
+
+
+class StorageRefusedError(_FailsAtOnce, LLMEngineError):
+    """Storage does not have what is asked for, or refuses it: a missing input, no permission, an unknown scheme."""
 
 
 class TaskKilledError(LLMEngineError):

@@ -18,6 +18,7 @@ from airflow_llmengine.exceptions import (
     LLMEngineError,
     RequestRefusedError,
     StorageFailedError,
+    StorageRefusedError,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def storage_errors() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        raise StorageFailedError(str(error)) from error
+        raise (StorageFailedError if error.retry_helps else StorageRefusedError)(str(error)) from error
 
 
 class LLMEngineHook(BaseHook):

@@ -10,7 +10,7 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 
-from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
+from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError, TooManyFailedRecordsError
 from airflow_llmengine.hooks.job_failure import job_failure
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.attempt_options import TaskOptions
@@ -22,6 +22,7 @@ from airflow_llmengine.operators.request_arguments import (
     refuse_early,
     unwrap,
 )
+from airflow_llmengine.spec.error_rate import too_many_failures
 
 if TYPE_CHECKING:
     import jinja2
@@ -64,7 +65,8 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         input_data_path: As the contract has it, like all that follow.
         output_data_path: Where the result stands when the task has succeeded, and never before.
         content: Prompts and sampling parameters in the DAG itself. Up to 64 KiB go along with the request, more is
-            staged beside the output. Never shown.
+            staged beside the output. Never shown; but not so in ``default_args``, which Airflow writes into the
+            serialized DAG as they are.
         model_config: The model and how to load it.
         labels: On every Kubernetes object of the job.
         data_parallelism: How many replicas share the records. This operator is one.
@@ -157,7 +159,7 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             "nodes_per_worker": nodes_per_worker,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        self.request, self._originals = _assemble(request, given)
+        self.request, self._originals = _assemble(request, given, kwargs.get("default_args") or {})
         self.llmengine_conn_id = llmengine_conn_id
         self.if_done = if_done
         self.overwrite = overwrite
@@ -207,7 +209,7 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             self._tell_launch(launch, request)
             return self._run(hook, launcher, launch, request, owner, series, options.max_error_rate)
         self._tell_answer(launch.manifest)
-        return self._succeed(launch.manifest)
+        return self._succeed(launch.manifest, options.max_error_rate)
 
     def on_kill(self) -> None:
         """Stop the worker, when Airflow ends the task. Called in a signal handler, in the middle of ``execute``."""
@@ -276,7 +278,7 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         )
         manifest = hook.read_manifest(launch.handle)
         if manifest is not None:
-            return self._succeed(manifest)
+            return self._succeed(manifest, max_error_rate)
         self._refuse_if_ended()
         raise job_failure(
             outcome.exit_code,
@@ -309,8 +311,15 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
             manifest.failed,
         )
 
-    def _succeed(self, manifest: Manifest) -> dict[str, Any]:
+    def _succeed(self, manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
         self._refuse_if_ended()
+        # An output that stood already may be of a run that was told to bear more.
+        failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
+        if failure is not None:
+            raise TooManyFailedRecordsError(
+                f"Too many records failed: {failure}. The output stands in {manifest.output_data_path}. Raise "
+                "max_error_rate, or correct the input, and clear the task."
+            )
         return summary(manifest)
 
     def _refuse_if_ended(self) -> None:
@@ -345,16 +354,27 @@ def summary(manifest: Manifest) -> dict[str, Any]:
 
 
 def _assemble(
-    request: Mapping[str, Any] | XComArg | None, fields: Mapping[str, Any]
+    request: Mapping[str, Any] | XComArg | None, fields: Mapping[str, Any], default_args: Mapping[str, Any]
 ) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The one request out of both ways to give it, and which parts of it are copies of what."""
-    if request is not None and fields and not isinstance(request, GatheredRequest):
+    """The one request out of both ways to give it, and which parts of it are copies of what.
+
+    Airflow has filled the arguments that were not given from ``default_args`` already; what was given goes before it,
+    also when it was given as a part of ``request``, or to ``partial()``.
+    """
+    defaults = {name: value for name, value in fields.items() if default_args.get(name) is value}
+    explicit = {name: value for name, value in fields.items() if name not in defaults}
+    if request is not None and explicit and not isinstance(request, GatheredRequest):
         raise RequestRefusedError(
-            f"request and {', '.join(fields)} were both given: give the request as one dictionary, or its fields."
+            f"request and {', '.join(explicit)} were both given: give the request as one dictionary, or its fields."
         )
     if request is not None and not isinstance(request, Mapping):
+        if defaults:
+            raise RequestRefusedError(
+                f"default_args gives {', '.join(defaults)}, and the request comes whole from another task: give the "
+                "fields one by one, or take them out of default_args."
+            )
         return request, []
-    given = fields if request is None else {**request, **fields}
+    given = {**defaults, **(request or {}), **explicit}
     protected = protect(given)
     copies = [(protected, request)]
     if protected.get("model_config") is not given.get("model_config"):

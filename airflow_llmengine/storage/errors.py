@@ -16,21 +16,32 @@ library below said is kept as ``__cause__``.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class StorageError(Exception):
     """A file could not be read or written. Transient failures have been retried before this is raised."""
+
+    retry_helps: ClassVar[bool] = True
+    """Whether the same may succeed when a whole attempt is simply made again."""
 
 
 class StorageNotFoundError(StorageError):
     """There is no such file, folder or bucket."""
 
+    retry_helps = False
+
 
 class StorageDeniedError(StorageError):
     """The store or the file system refused: no permission, or no valid credentials."""
 
+    retry_helps = False
+
 
 class StorageUnsupportedError(StorageError):
     """It can't be done there: no create-if-absent, no name of a file, an unknown scheme, a package not installed."""
+
+    retry_helps = False
 
 
 class StorageChangedError(StorageError):
@@ -39,3 +50,5 @@ class StorageChangedError(StorageError):
 
 class StorageDocumentError(StorageError):
     """A state document of a job is there, but is not what it should be: half written, edited, or another program's."""
+
+    retry_helps = False

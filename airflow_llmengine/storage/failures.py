@@ -87,6 +87,8 @@ def diagnose(exception: BaseException) -> Failure:
         return Failure(StorageError, "the name of the bucket or the object is not a valid one")
     if status is not None or code is not None:
         return _by_answer(status, code)
+    if isinstance(exception, ImportError):
+        return Failure(StorageUnsupportedError, "a package that its scheme needs is not installed")
     if isinstance(exception, NotImplementedError):
         return Failure(StorageUnsupportedError, "this store can't do that")
     if any(isinstance(cause, ConnectionError | TimeoutError) for cause in chain) or names.intersection(
@@ -172,7 +174,9 @@ def _by_errno(exception: BaseException) -> Failure:
         detail = os.strerror(number).lower() if number is not None else "permission denied"
         return Failure(StorageDeniedError, f"{detail}; check who may read and write there")
     if isinstance(exception, IsADirectoryError):
-        return Failure(StorageError, "it is a folder, not a file")
+        return Failure(StorageNotFoundError, "it is a folder, not a file")
+    if number in (errno.ENAMETOOLONG, errno.ELOOP):
+        return Failure(StorageUnsupportedError, os.strerror(number).lower())
     if isinstance(exception, NotADirectoryError | FileExistsError):
         return Failure(StorageNotFoundError, "a file stands where a folder should be")
     if number is not None and number in errno.errorcode:

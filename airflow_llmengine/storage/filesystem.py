@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from airflow_llmengine.storage.backend import CheckedReader, WriteStream, is_temporary
 from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.failures import translate
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import LOCAL, parse_url, redact
 
@@ -80,7 +81,11 @@ class Storage:
         if backend is None:
             from airflow_llmengine.storage.opening import open_backend
 
-            backend = self._backends.setdefault(key, open_backend(parsed, self._options, self._retry))
+            try:
+                opened = open_backend(parsed, self._options, self._retry)
+            except Exception as error:
+                raise translate(error, "open", parsed.url) from error
+            backend = self._backends.setdefault(key, opened)
         return backend, parsed.path
 
 

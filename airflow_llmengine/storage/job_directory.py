@@ -215,6 +215,10 @@ class JobScratch:
         """A committed chunk, to be read piece by piece. ``StorageNotFoundError`` if it is not committed."""
         return self._chunk(chunk).open_read()
 
+    def chunk_url(self, chunk: int) -> str:
+        """Where a chunk's file is, for messages."""
+        return str(self._chunk(chunk))
+
     def commit_part(self, chunk: int, data: bytes) -> int:
         """Commit the finished records of an interrupted chunk; gives the part's number, the first that was free."""
         part = max(self._parts(chunk), default=-1) + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from airflow_llmengine import __version__
 from airflow_llmengine.spec.identity import fingerprint, inline_identity
@@ -16,9 +16,10 @@ from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, CurrentJob, JobDo
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.plan import max_runtime_sec
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.inputs import input_identity, list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.storage.urls import redact
 
 IfDone = Literal["reuse", "regenerate"]
 
@@ -87,6 +88,7 @@ def launch_job(
     identity = job_input_identity(storage, request)
     job_fingerprint = fingerprint(request, input_identity=identity, engine=engine)
     directory = JobDirectory(storage, request.output_data_path)
+    _refuse_what_is_no_file(directory)
     manifest = directory.valid_manifest()
     current = directory.read_current()
     same_series = current is not None and current.series == series and current.fingerprint == job_fingerprint
@@ -106,7 +108,6 @@ def launch_job(
 
     generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
     handle = JobHandle(path=directory.output.url, fingerprint=job_fingerprint, generation=generation)
-    _refuse_folder(directory)
     directory.output.require_commits()
     scratch = directory.scratch(handle)
     job = scratch.read_job()
@@ -130,7 +131,7 @@ def launch_job(
             JobDocument(
                 protocol_version=PROTOCOL_VERSION,
                 plugin_version=__version__,
-                request={name: value for name, value in request.given().items() if name != "content"},
+                request=shown(request),
                 owner=owner,
                 series=series,
                 created=created,
@@ -143,22 +144,48 @@ def launch_job(
     return Launch(handle=handle, deadline=deadline, created=created, resumed=resumed)
 
 
+def shown(request: CreateBatchCompletionsV1Request) -> dict[str, Any]:
+    """The request as it may be kept: without the user's text, and without a signed URL's signature."""
+    shown = {name: value for name, value in request.given().items() if name != "content"}
+    for name in ("input_data_path", "output_data_path"):
+        if isinstance(shown.get(name), str):
+            shown[name] = redact(shown[name])
+    return shown
+
+
 def _refuse_output_over_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> None:
     if request.input_data_path is None:
         return
     output = storage.location(request.output_data_path)
-    if storage.location(request.input_data_path).url == output.url or any(
-        entry.url == output.url for entry in list_input(storage, request.input_data_path)
-    ):
+    if any(_is_same(storage.location(entry.url), output) for entry in list_input(storage, request.input_data_path)):
         raise LaunchRefusedError(
-            f"output_data_path {output.url} is also read as input: give the output a place of its own."
+            f"output_data_path {output} is also read as input: give the output a place of its own."
         )
 
 
-def _refuse_folder(directory: JobDirectory) -> None:
-    # Object stores have no folders: a key may stand beside others that begin with it.
-    if directory.output.is_local and Path(directory.output.url).is_dir():
-        raise LaunchRefusedError(f"output_data_path {directory.output} is a folder: name the file in it.")
+def _is_same(one: Location, other: Location) -> bool:
+    """Whether two places are one file, also by way of links."""
+    if one.url == other.url:
+        return True
+    if not (one.is_local and other.is_local):
+        return False
+    try:
+        return Path(one.url).samefile(other.url)
+    except OSError:
+        return False
+
+
+def _refuse_what_is_no_file(directory: JobDirectory) -> None:
+    """Refuse a folder, a device, a pipe or a link where the output shall stand: putting a file there replaces it."""
+    if not directory.output.is_local:
+        return
+    path = Path(directory.output.url)
+    if path.is_symlink():
+        raise LaunchRefusedError(f"output_data_path {path} is a link: name the file to which it leads.")
+    if path.is_dir():
+        raise LaunchRefusedError(f"output_data_path {path} is a folder: name the file in it.")
+    if path.exists() and not path.is_file():
+        raise LaunchRefusedError(f"output_data_path {path} is a device or a pipe: name a file.")
 
 
 def _refuse_foreign_output(

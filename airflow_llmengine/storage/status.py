@@ -39,7 +39,7 @@ class JobStatus:
     @property
     def alive(self) -> list[Heartbeat]:
         """Replicas that are at work."""
-        return [beat for beat in self.heartbeats if _is_alive(beat, time.time())]
+        return [beat for beat in self.heartbeats if is_alive(beat, time.time())]
 
     def lines(self) -> list[str]:
         """The status for a person, one fact a line."""
@@ -93,7 +93,7 @@ def job_status(storage: Storage, job: JobHandle | str) -> JobStatus:
         return JobStatus(state="done", handle=handle, manifest=manifest)
     scratch = directory.scratch(handle)
     heartbeats = scratch.read_heartbeats()
-    alive = any(_is_alive(beat, time.time()) for beat in heartbeats)
+    alive = any(is_alive(beat, time.time()) for beat in heartbeats)
     cancelled = directory.read_cancel()
     if cancelled is not None and (cancelled.fingerprint, cancelled.generation) != (
         handle.fingerprint,
@@ -140,7 +140,8 @@ def _handle(
     return None if manifest is None else manifest.handle
 
 
-def _is_alive(beat: Heartbeat, now: float) -> bool:
+def is_alive(beat: Heartbeat, now: float) -> bool:
+    """Whether a replica was at work when it was last heard of, and that was not long ago."""
     return beat.phase not in ("done", "partial", "failed") and now - beat.updated < HEARTBEAT_TIMEOUT_SECONDS
 
 

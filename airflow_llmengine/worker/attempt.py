@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
+from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.identity import fingerprint
 from airflow_llmengine.spec.job_state import PinnedInput
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.storage.errors import (
-    StorageDeniedError,
-    StorageError,
-    StorageNotFoundError,
-    StorageUnsupportedError,
-)
+from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.launch import IfDone, Launch, LaunchRefusedError, launch_job
+from airflow_llmengine.storage.status import is_alive
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.collect import (
     JobIncompleteError,
@@ -101,9 +100,7 @@ def run_attempt(
 
 def storage_exit_code(error: StorageError) -> ExitCode:
     """What storage refuses or does not have, it will refuse and not have at the next attempt either."""
-    if isinstance(error, StorageNotFoundError | StorageDeniedError | StorageUnsupportedError):
-        return ExitCode.BAD_REQUEST
-    return ExitCode.STORAGE_UNREACHABLE
+    return ExitCode.STORAGE_UNREACHABLE if error.retry_helps else ExitCode.BAD_REQUEST
 
 
 def _run(
@@ -125,23 +122,52 @@ def _run(
         )
     )
     if launch.manifest is not None:
-        return AttemptOutcome(
-            ExitCode.DONE,
-            "the output of this very job stands already and is given back; if_done='regenerate' makes it anew",
-            launch.manifest,
-        )
+        return given_back(launch.manifest, options)
     _end_at_deadline(stop, launch.deadline)
     directory = JobDirectory(storage, request.output_data_path)
     progress = Progress(replica=options.replica, replicas=options.replicas)
     scratch = directory.scratch(launch.handle)
+    _warn_of_another(scratch, options.replica)
     exit_code = asyncio.run(_replica(request, options, stop, engine, reader, launch, directory, scratch, progress))
-    logger.info("%s", progress.summary())
+    if progress.done:
+        logger.info("%s", progress.summary())
     if exit_code is not ExitCode.DONE:
         return AttemptOutcome(exit_code, stop.message)
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
     return collect_job(directory, launch, request, engine, options)
+
+
+def _warn_of_another(scratch: JobScratch, replica: int) -> None:
+    """Say so if another worker does the same share: its commits and this one's agree, but both are paid for."""
+    for beat in scratch.read_heartbeats():
+        if beat.replica != replica or not is_alive(beat, time.time()):
+            continue
+        if beat.host == socket.gethostname() and not Path(f"/proc/{beat.pid}").exists():
+            continue
+        logger.warning(
+            "another worker (process %d on %s) was at work on this share %d s ago; if it still is, end one of the two: "
+            "both generate the same records",
+            beat.pid,
+            beat.host,
+            max(0, round(time.time() - beat.updated)),
+        )
+
+
+def given_back(manifest: Manifest, options: AttemptOptions) -> AttemptOutcome:
+    """Answer from storage, under this attempt's ``max_error_rate``, which need not be that of the job's own run."""
+    failure = too_many_failures(manifest.failures, manifest.records, options.max_error_rate)
+    if failure is not None:
+        return AttemptOutcome(
+            ExitCode.TOO_MANY_FAILED_RECORDS,
+            f"the output of this very job stands in {manifest.output_data_path}; {failure}",
+        )
+    return AttemptOutcome(
+        ExitCode.DONE,
+        "the output of this very job stands already and is given back; --if-done regenerate makes it anew",
+        manifest,
+    )
 
 
 def collect_job(

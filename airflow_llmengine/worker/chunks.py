@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from airflow_llmengine.spec.job_state import StateDocument
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
@@ -165,7 +165,11 @@ def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
         ValueError: The file is not what ``encode_results`` writes.
     """
     head, *elements = data.removesuffix(b"\n").split(b"\n")
-    header = ChunkHeader.model_validate_json(head)
+    try:
+        header = ChunkHeader.model_validate_json(head)
+    except ValidationError as error:
+        # What stands there instead may be the user's text.
+        raise ValueError("its first line is not a chunk's header") from error
     if len(elements) != header.records:
         raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
     return header, elements

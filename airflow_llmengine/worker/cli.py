@@ -23,12 +23,13 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.launch import job_input_identity
-from airflow_llmengine.storage.status import NoSuchJobError, cancel_job, job_status
+from airflow_llmengine.storage.status import HEARTBEAT_TIMEOUT_SECONDS, NoSuchJobError, cancel_job, job_status
 from airflow_llmengine.worker.attempt import (
     AttemptOptions,
     AttemptOutcome,
     JobMismatchError,
     collect_job,
+    given_back,
     join_job,
     run_attempt,
     storage_exit_code,
@@ -103,7 +104,7 @@ def _collect(options: argparse.Namespace) -> int:
     engine = load_engine(request)
     launch = join_job(storage, request, input_identity=job_input_identity(storage, request), engine=engine.name)
     if launch.manifest is not None:
-        return _end(AttemptOutcome(ExitCode.DONE, "the output stands already", launch.manifest))
+        return _end(given_back(launch.manifest, _attempt(options)))
     directory = JobDirectory(storage, request.output_data_path)
     return _end(collect_job(directory, launch, request, engine, _attempt(options)))
 
@@ -143,21 +144,27 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    handle = cancel_job(Storage(), options.output, options.reason)
+    storage = Storage()
+    if job_status(storage, options.output).state == "done":
+        _say("the job is done already")
+        return ExitCode.DONE
+    handle = cancel_job(storage, options.output, options.reason)
     _say(f"generation {handle.generation} of {handle.path} is told to stop; its workers look every few seconds")
     return ExitCode.DONE
 
 
 def _clean(options: argparse.Namespace) -> int:
     storage = Storage()
-    found = abandoned_scratch(storage, options.output, older_than_seconds=options.older_than)
+    # A worker at work shows itself every few seconds; what is younger than that is nobody's leftover.
+    older_than = max(options.older_than, 2 * HEARTBEAT_TIMEOUT_SECONDS)
+    found = abandoned_scratch(storage, options.output, older_than_seconds=older_than)
     for scratch in found:
         if not options.dry_run:
             delete_scratch(storage, scratch.handle)
         _say(f"{'would delete' if options.dry_run else 'deleted'} {scratch.handle.scratch_name}")
-    leftovers = (
-        0 if options.dry_run else delete_leftovers(storage, options.output, older_than_seconds=options.older_than)
-    )
+    leftovers = 0 if options.dry_run else delete_leftovers(storage, options.output, older_than_seconds=older_than)
+    if options.dry_run:
+        _say("unfinished files of writers that were killed are only looked for without --dry-run")
     if leftovers:
         _say(f"deleted {leftovers} unfinished files of writers that were killed")
     if not found and not leftovers:
@@ -276,7 +283,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("output", metavar="OUTPUT", help="the job's output_data_path")
     sub.add_argument(
-        "--older-than", type=_seconds, default=_seconds("7d"), metavar="AGE", help="30m, 12h, 7d (the default) ..."
+        "--older-than",
+        type=_seconds,
+        default=_seconds("7d"),
+        metavar="AGE",
+        help="30m, 12h, 7d (the default) ...; at least two minutes, so that no worker at work loses its job",
     )
     sub.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
     return parser
@@ -318,7 +329,8 @@ def _add_run(commands: Any) -> None:
         "--if-done",
         choices=("reuse", "regenerate"),
         default="reuse",
-        help="if the output of this very job stands already: give it back (the default), or make it anew",
+        help="if the output of this very job stands already: give it back (the default), or make it anew, once for "
+        "each --series and so for each run that names none",
     )
     sub.add_argument("--overwrite", action="store_true", help="replace an output that something else wrote")
     sub.add_argument(

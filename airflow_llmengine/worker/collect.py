@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.output import OutputWriter
 from airflow_llmengine.worker.chunks import ChunkHeader, decode_results
@@ -164,13 +165,13 @@ def _chunks(scratch: JobScratch, end: InputEnd) -> Iterator[tuple[ChunkHeader, l
         try:
             header, elements = decode_results(scratch.read_chunk(number))
         except ValueError as error:
-            raise StorageError(
-                f"chunk {number} in the job directory is damaged ({error}); delete its file and run the job again"
+            raise StorageDocumentError(
+                f"{scratch.chunk_url(number)} is damaged ({error}); delete it and run the job again"
             ) from error
         if (header.chunk, header.first) != (number, first):
-            raise StorageError(
-                f"chunk {number} in the job directory holds something else (chunk {header.chunk} from record "
-                f"{header.first}); delete its file and run the job again"
+            raise StorageDocumentError(
+                f"{scratch.chunk_url(number)} holds something else (chunk {header.chunk} from record {header.first}); "
+                "delete it and run the job again"
             )
         first += header.records
         yield header, elements
@@ -187,7 +188,7 @@ def _count(scratch: JobScratch, end: InputEnd) -> _Totals:
                 if error is not None:
                     examples.setdefault(error.type.value, error.message)
     if totals.records != end.records:
-        raise StorageError(
+        raise StorageDocumentError(
             f"the chunks hold {totals.records} records, and the input had {end.records}; "
             "run the job again with if_done='regenerate'"
         )
@@ -197,17 +198,9 @@ def _count(scratch: JobScratch, end: InputEnd) -> _Totals:
 
 
 def _require_enough_success(totals: _Totals, max_error_rate: float | None) -> None:
-    failed = totals.failures.total()
-    if failed == 0:
-        return
-    by_type = ", ".join(f"{count} {name}" for name, count in totals.failures.most_common())
-    if failed == totals.records:
-        raise TooManyFailedRecordsError(f"all {failed} records failed ({by_type}); for example: {totals.example}")
-    if max_error_rate is not None and failed > max_error_rate * totals.records:
-        raise TooManyFailedRecordsError(
-            f"{failed} of {totals.records} records failed ({by_type}), more than max_error_rate {max_error_rate:g} "
-            f"allows; for example: {totals.example}"
-        )
+    failure = too_many_failures(totals.failures, totals.records, max_error_rate)
+    if failure is not None:
+        raise TooManyFailedRecordsError(f"{failure}; for example: {totals.example}")
 
 
 def _output(scratch: JobScratch, end: InputEnd, *, as_lines: bool) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from airflow_llmengine.spec.error_rate import exceeds_error_rate
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
@@ -226,7 +227,7 @@ class Replica:
                 is_batch_line=record.is_batch_line,
             )
         except EngineDiedError as error:
-            self._stop.request(StopReason.ENGINE_DIED, f"the engine died: {error}")
+            self._stop.request(StopReason.ENGINE_DIED, str(error))
             return
         except Exception as error:
             # A defect of ours or of the engine costs this record, not the job. The text of an unknown exception may
@@ -284,7 +285,7 @@ class Replica:
 
     def _check_error_rate(self) -> None:
         rate, total = self._settings.max_error_rate, self._progress.total
-        if rate is not None and total is not None and self._progress.failed > rate * total:
+        if rate is not None and total is not None and exceeds_error_rate(self._progress.failed, total, rate):
             self._stop.request(
                 StopReason.TOO_MANY_FAILED_RECORDS,
                 f"{self._progress.failed} of {total} records have failed, more than max_error_rate {rate:g} allows",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_llmengine.spec.job_state import InputEnd, PinnedInput
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordError
-from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.errors import StorageDocumentError
 from airflow_llmengine.storage.job_directory import JobScratch
 from airflow_llmengine.worker.chunks import Chunk, ChunkResults, Finished, cut, restore_part
 from airflow_llmengine.worker.elements import ElementWriter
@@ -137,5 +137,8 @@ class Share:
             try:
                 finished.update(restore_part(data))
             except ValueError as error:
-                raise StorageError(f"a part of chunk {number} in the job directory is damaged: {error}") from error
+                raise StorageDocumentError(
+                    f"a part of {self._scratch.chunk_url(number)} is damaged ({error}); delete its parts and run the "
+                    "job again"
+                ) from error
         return finished

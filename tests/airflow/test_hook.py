@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_llmengine.exceptions import LLMEngineError, RequestRefusedError, StorageFailedError
+from airflow_llmengine.exceptions import LLMEngineError, RequestRefusedError, StorageRefusedError
 from airflow_llmengine.hooks.llmengine import JobProgress, LLMEngineHook
 from airflow_llmengine.spec.job_state import Heartbeat, InputEnd
 from airflow_llmengine.storage.job_directory import JobDirectory
@@ -99,7 +99,7 @@ def test_what_storage_says_is_passed_on(echo_job: EchoJob) -> None:
     current.parent.mkdir()
     current.write_text("{")
     for call in (LLMEngineHook().get, LLMEngineHook().cancel, LLMEngineHook().read_progress):
-        with pytest.raises(StorageFailedError, match=r"current\.json"):
+        with pytest.raises(StorageRefusedError, match=r"current\.json"):
             call(str(echo_job.output))
 
 

@@ -357,6 +357,34 @@ def test_default_args_reach_the_request_and_the_pod_options() -> None:
     assert (job.namespace, job.retries) == ("gpu", 4)
 
 
+def test_what_is_given_goes_before_default_args_mapped_or_not() -> None:
+    defaults = {"model_config": {"model": "default"}, "max_runtime_sec": 100, "labels": {"team": "data"}}
+    given: dict[str, Any] = {"model_config": {"model": "given"}, "max_runtime_sec": 7, "content": CONTENT}
+    with DAG("dag", schedule=None, default_args=defaults):
+        plain = LLMEngineBatchCompletionsOperator(task_id="plain", output_data_path="a", **given)
+        whole = LLMEngineBatchCompletionsOperator(task_id="whole", request={**given, "output_data_path": "a"})
+        mapped = LLMEngineBatchCompletionsOperator.partial(task_id="mapped", **given).expand(output_data_path=["a"])
+        over = LLMEngineBatchCompletionsOperator.partial(task_id="over", content=CONTENT, output_data_path="a").expand(
+            model_config=[{"model": "given"}]
+        )
+    expected = {**given, "output_data_path": "a", "labels": {"team": "data"}}
+    assert unwrap(plain.request) == expected
+    assert unwrap(whole.request) == expected
+    assert unwrap(unmapped(mapped, 0).request) == expected
+    assert unwrap(unmapped(over, 0).request) == {**expected, "max_runtime_sec": 100}
+
+
+def test_default_args_can_not_be_laid_under_a_request_that_another_task_makes() -> None:
+    with DAG("dag", schedule=None, default_args={"max_runtime_sec": 100}):
+
+        @task
+        def make() -> dict[str, Any]:
+            return {}
+
+        with pytest.raises(RequestRefusedError, match="default_args gives max_runtime_sec"):
+            LLMEngineBatchCompletionsOperator(task_id="job", request=make())
+
+
 def test_it_takes_every_option_of_the_pod_operator() -> None:
     from inspect import signature
 

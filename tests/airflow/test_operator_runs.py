@@ -20,7 +20,7 @@ from airflow_llmengine.exceptions import (
     InputRefusedError,
     LaunchForbiddenError,
     RequestRefusedError,
-    StorageFailedError,
+    StorageRefusedError,
     TaskKilledError,
     TooManyFailedRecordsError,
     WorkerDiedError,
@@ -109,8 +109,19 @@ def test_max_error_rate_is_the_workers_business(echo_job: EchoJob) -> None:
 
 def test_an_input_that_is_not_there_names_it(echo_job: EchoJob) -> None:
     echo_job.input.unlink()
-    with pytest.raises(StorageFailedError, match=r"There is no input at .*input\.jsonl"):
+    with pytest.raises(StorageRefusedError, match=r"There is no input at .*input\.jsonl") as refused:
         run(echo_job.operator())
+    # It will not be there at the next attempt either: the task keeps its retries.
+    assert isinstance(refused.value, AirflowFailException)
+
+
+@pytest.mark.slow
+def test_max_error_rate_holds_for_an_output_that_stands_already(echo_job: EchoJob) -> None:
+    echo_job.input.write_text('{"prompt": "", "max_tokens": 4}\n' + '{"prompt": "x", "max_tokens": 4}\n')
+    run(echo_job.operator())
+    with pytest.raises(TooManyFailedRecordsError, match="1 of 2 records failed"):
+        run(echo_job.operator(max_error_rate=0.1))
+    assert set(echo_job.generations().values()) == {1}
 
 
 @pytest.mark.slow

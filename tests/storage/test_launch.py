@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.job_state import CancelRequest, InputEnd, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
-from airflow_llmengine.storage.errors import StorageNotFoundError
+from airflow_llmengine.storage.errors import StorageNotFoundError, StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
-from airflow_llmengine.storage.launch import Launch, LaunchRefusedError, launch_job
+from airflow_llmengine.storage.launch import Launch, LaunchRefusedError, launch_job, shown
 from airflow_llmengine.storage.output import OutputWriter
 
 NOW = 1_800_000_000.0
@@ -242,7 +243,39 @@ def test_an_output_that_can_not_be_written_is_refused_at_launch(place: Path) -> 
         launch(place, fields={"output_data_path": str(blocked / "out.json")})
 
 
-def test_an_output_that_is_a_folder_is_refused(place: Path) -> None:
-    (place / "out.json").mkdir()
-    with pytest.raises(LaunchRefusedError, match="is a folder"):
-        launch(place)
+@pytest.mark.parametrize(("kind", "said"), [("folder", "folder"), ("pipe", "pipe"), ("link", "link")])
+def test_an_output_that_is_no_file_is_refused_and_left_alone(place: Path, kind: str, said: str) -> None:
+    path = place / "out.json"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(place / "nowhere.json")
+    before = path.lstat().st_mode
+    for overwrite in (False, True):
+        with pytest.raises((LaunchRefusedError, StorageUnsupportedError), match=said):
+            launch(place, overwrite=overwrite)
+    assert path.lstat().st_mode == before
+
+
+def test_output_equal_to_input_is_refused_through_links(place: Path) -> None:
+    (place / "linked").symlink_to(place)
+    (place / "hard.jsonl").hardlink_to(place / "in.jsonl")
+    for fields in (
+        {"input_data_path": str(place / "linked" / "in.jsonl"), "output_data_path": str(place / "in.jsonl")},
+        {"output_data_path": str(place / "hard.jsonl")},
+    ):
+        with pytest.raises(LaunchRefusedError, match="also read as input"):
+            launch(place, fields=fields, overwrite=True)
+
+
+def test_a_signed_urls_signature_is_not_kept(place: Path) -> None:
+    request = validate_request(
+        {
+            "input_data_path": "https://host/in.jsonl?X-Amz-Signature=made-up",
+            "output_data_path": str(place / "out.json"),
+            "model_config": {"model": "m"},
+        }
+    )
+    assert "made-up" not in str(shown(request))

@@ -83,7 +83,7 @@ def test_status_of_a_finished_job(tmp_path: Path, capsys: Capture) -> None:
     assert (status["state"], status["manifest"]["failed"]) == ("done", 1)
 
 
-def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture) -> None:
+def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path, [f"row {index}" for index in range(100)], max_runtime_sec=2)
     stopped = job.run("--chunk-records", "10", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.05", LLMENGINE_ECHO_CAPACITY="1")
     assert stopped.returncode == ExitCode.PARTIAL
@@ -96,7 +96,12 @@ def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture) -> N
 
     assert main(["clean", str(job.output)]) == ExitCode.DONE
     assert capsys.readouterr().out == "nothing to delete\n"
+    # Whatever is asked for, what may belong to a worker at work is left alone.
+    assert main(["clean", str(job.output), "--older-than", "0s"]) == ExitCode.DONE
+    assert job.committed()
+    monkeypatch.setattr("airflow_llmengine.worker.cli.HEARTBEAT_TIMEOUT_SECONDS", 0.05)
     time.sleep(0.1)
+    capsys.readouterr()
     assert main(["clean", str(job.output), "--older-than", "0.1s", "--dry-run"]) == ExitCode.DONE
     assert "would delete" in capsys.readouterr().out
     assert job.committed()

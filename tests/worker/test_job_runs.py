@@ -185,6 +185,27 @@ def test_a_finished_job_is_given_back_and_regenerated_only_when_told(tmp_path: P
     assert job.manifest().generation == 2
 
 
+def test_max_error_rate_holds_for_an_output_that_stands_already(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["good", ""])
+    assert job.run().returncode == ExitCode.DONE
+    strict = job.run("--max-error-rate", "0.1")
+    assert strict.returncode == ExitCode.TOO_MANY_FAILED_RECORDS
+    assert "1 of 2 records failed" in strict.stderr
+    assert job.run("--max-error-rate", "0.5").returncode == ExitCode.DONE
+
+
+def test_a_damaged_chunk_is_named_and_not_quoted(tmp_path: Path) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(20)])
+    done = job.run("--replica", "0", "--replicas", "2", "--chunk-records", "20", "--series", "s")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    (chunk,) = tmp_path.glob("output.json.job/*/chunks/*/*.jsonl")
+    chunk.write_text('{"text": "a private completion"}\n')
+    collected = job.run(command="collect")
+    assert collected.returncode == ExitCode.BAD_REQUEST
+    assert str(chunk) in collected.stderr
+    assert "private" not in collected.stderr
+
+
 def test_refused_before_the_engine_loads(tmp_path: Path) -> None:
     (tmp_path / "foreign.json").write_text("somebody's work")
     (tmp_path / "file").write_text("")
