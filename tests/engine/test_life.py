@@ -248,6 +248,20 @@ def test_a_setting_reaches_vllm(quickstart_model: Path, field: str, value: Any, 
     assert str(found).removeprefix("torch.") == str(value)
 
 
+@pytest.mark.usefixtures("running")
+def test_batches_are_as_large_as_for_vllms_own_offline_class(quickstart_model: Path) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
+
+    request = job(quickstart_model, max_num_seqs=None)
+    _parsed, config = _configure(_arguments(request, find_model(request)))
+    tokens, sequences = (defaults[UsageContext.LLM_CLASS] for defaults in EngineArgs.get_batch_defaults(1))
+    assert config.scheduler_config.max_num_seqs == sequences
+    assert config.scheduler_config.max_num_batched_tokens >= tokens
+
+
 @pytest.mark.parametrize(
     "template",
     ["{{ a.b }} = {% if x %}\r\n+{% endif %}", "--{'a': \"b\"}", "{#" + "x" * 5000 + "#}", "\n", "{{'\u2028é'}}"],

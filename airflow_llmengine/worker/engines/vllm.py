@@ -278,6 +278,11 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
         parsed, config = _configure(arguments)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise EngineUnavailableError(f"vLLM refuses the settings of the engine: {_first_line(error)}") from error
+    except ImportError as error:
+        raise EngineUnavailableError(
+            f"vLLM can't be imported: {_first_line(error)}; where torchvision, torchaudio or torchcodec do not match "
+            "torch, uninstall them: text models don't need them"
+        ) from error
     except Exception as error:
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
@@ -289,7 +294,7 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
     try:
         client = AsyncLLM.from_vllm_config(
             vllm_config=config,
-            usage_context=UsageContext.OPENAI_BATCH_RUNNER,
+            usage_context=UsageContext.LLM_CLASS,
             enable_log_requests=parsed.enable_log_requests,
             disable_log_stats=parsed.disable_log_stats,
         )
@@ -319,7 +324,9 @@ def _configure(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     parser.error = _refuse_arguments
     parsed = parser.parse_args(command_line(arguments))
     validate_parsed_serve_args(parsed)
-    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.OPENAI_BATCH_RUNNER)
+    # As what vLLM is used decides how large its batches are by default. Those of its offline class are made for
+    # throughput; its batch runner has none of its own, and gets very small ones.
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.LLM_CLASS)
     return parsed, config
 
 

@@ -1,0 +1,111 @@
+"""What of the vLLM engine can be seen without vLLM: what it sets in the environment, and how a failed load is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from airflow_llmengine.worker.engines import vllm
+from airflow_llmengine.worker.engines.base import EngineDiedError
+from airflow_llmengine.worker.engines.load import EngineUnavailableError
+from airflow_llmengine.worker.engines.model_source import ModelSource
+from airflow_llmengine.worker.engines.vllm_plugin import PLUGIN_NAME
+
+HUB = ModelSource("org/name", None)
+
+
+@pytest.fixture
+def environment() -> Iterator[os._Environ[str]]:
+    """An environment in which nothing is set that the engine sets, put back afterwards."""
+    names = ("HF_HUB_OFFLINE", "PYTHONWARNINGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "LLMENGINE_", *names))}
+    with mock.patch.dict(os.environ, kept, clear=True):
+        yield os.environ
+
+
+def prepare(source: ModelSource = HUB, *, quiet: bool = False, **arguments: Any) -> None:
+    vllm._prepare_environment(arguments, source, quiet=quiet)
+
+
+def test_what_vllm_finds_in_its_environment(environment: os._Environ[str]) -> None:
+    prepare()
+    assert environment["LLMENGINE_END_WITH_PARENT"] == "1"
+    assert environment["VLLM_NO_USAGE_STATS"] == "1"
+    assert environment["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+    assert environment["VLLM_LOGGING_STREAM"] == "ext://sys.stderr"
+    assert "VLLM_PLUGINS" not in environment
+
+
+@pytest.mark.parametrize(
+    ("quiet", "asked", "level"),
+    [(False, False, "WARNING"), (True, False, "ERROR"), (False, True, "INFO"), (True, True, "INFO")],
+)
+def test_vllm_says_what_somebody_may_need(environment: os._Environ[str], quiet: bool, asked: bool, level: str) -> None:
+    prepare(quiet=quiet, enable_log_requests=asked)
+    assert environment["VLLM_LOGGING_LEVEL"] == level
+
+
+def test_what_the_user_has_set_stays(environment: os._Environ[str]) -> None:
+    own = {"VLLM_NO_USAGE_STATS": "0", "VLLM_LOGGING_LEVEL": "DEBUG", "PYTHONWARNINGS": "error"}
+    environment.update(own)
+    prepare()
+    assert {name: environment[name] for name in own} == own
+
+
+@pytest.mark.parametrize(
+    ("plugins", "expected"),
+    [("theirs", f"theirs,{PLUGIN_NAME}"), ("", PLUGIN_NAME), (f"{PLUGIN_NAME},theirs", f"{PLUGIN_NAME},theirs")],
+)
+def test_a_choice_of_plugins_includes_ours(environment: os._Environ[str], plugins: str, expected: str) -> None:
+    environment["VLLM_PLUGINS"] = plugins
+    prepare()
+    assert environment["VLLM_PLUGINS"] == expected
+
+
+def test_a_local_model_needs_no_hub(environment: os._Environ[str], tmp_path: Path) -> None:
+    prepare(HUB)
+    assert "HF_HUB_OFFLINE" not in environment
+    local = ModelSource(str(tmp_path), tmp_path)
+    prepare(local, tokenizer="org/tokenizer")
+    assert "HF_HUB_OFFLINE" not in environment
+    prepare(local)
+    assert environment["HF_HUB_OFFLINE"] == "1"
+
+
+class Settings(BaseModel):
+    max_model_len: int
+
+
+def refused_by_pydantic() -> ValidationError:
+    with pytest.raises(ValidationError) as caught:
+        Settings.model_validate({"max_model_len": "long"})
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "said"),
+    [
+        (ValueError("max_model_len is too large\nmore lines"), EngineUnavailableError, "settings .* is too large$"),
+        (refused_by_pydantic(), EngineUnavailableError, "settings of the engine: Input should be a valid integer"),
+        (ModuleNotFoundError("no LlamaConfig"), EngineUnavailableError, "no LlamaConfig; where torchvision"),
+        (OSError("disk"), EngineDiedError, "could not be set up: OSError: disk"),
+        (RuntimeError(), EngineDiedError, "could not be set up: RuntimeError"),
+    ],
+    ids=["value", "pydantic", "import", "os", "silent"],
+)
+def test_a_failed_set_up_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], said: str
+) -> None:
+    def fail(_arguments: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(vllm, "_configure", fail)
+    with pytest.raises(kind, match=said) as caught:
+        vllm._load({})
+    assert "\n" not in str(caught.value)
