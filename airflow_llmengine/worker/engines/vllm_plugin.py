@@ -4,6 +4,9 @@ vLLM's engine process survives a SIGKILL of its parent and goes on computing, wi
 its answers any more. vLLM loads its plugins (entry point group ``vllm.general_plugins``) in every process that it
 starts, so this is the place from which such a process can watch its parent.
 
+A process of vLLM's that fails waits for its own children before it ends, and one of those may have swallowed the signal
+that should have ended it. Nobody would ever be told: so the children are killed after a while.
+
 An interrupt from the keyboard goes to all of a terminal's processes at once. The worker then finishes what it can, for
 which it needs its engine: so these processes leave the interrupt to the worker.
 """
@@ -14,7 +17,9 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 
 END_WITH_PARENT_VARIABLE = "LLMENGINE_END_WITH_PARENT"
 """Environment variable: ``1`` switches the plugin on. The worker sets it; a vLLM of somebody else's is left alone."""
@@ -23,6 +28,9 @@ PLUGIN_NAME = "airflow_llmengine_end_with_parent"
 """Its name among vLLM's plugins, for ``VLLM_PLUGINS``."""
 
 POLL_SECONDS = 1.0
+
+CHILDREN_SECONDS = 10.0
+"""How long the children of a process that is ending may take to end by themselves."""
 
 _watching = threading.Lock()
 
@@ -38,7 +46,18 @@ def end_with_parent() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if _watching.acquire(blocking=False):
+        # Run before multiprocessing joins the children, which it does without a limit.
+        Finalize(None, _kill_late_children, exitpriority=0)
         threading.Thread(target=_watch, args=(parent.sentinel,), name="end-with-parent", daemon=True).start()
+
+
+def _kill_late_children() -> None:
+    def kill() -> None:
+        time.sleep(CHILDREN_SECONDS)
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    threading.Thread(target=kill, name="end-children", daemon=True).start()
 
 
 def _watch(parent_sentinel: int) -> None:

@@ -54,6 +54,39 @@ def test_a_child_ends_with_a_killed_parent(method: str, switched_on: bool, tmp_p
         child.kill()
 
 
+FAILING = """
+import multiprocessing, signal, sys, time
+from airflow_llmengine.worker.engines import vllm_plugin
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+def engine():
+    vllm_plugin.CHILDREN_SECONDS = 1.0
+    vllm_plugin.end_with_parent()
+    multiprocessing.get_context("spawn").Process(target=deaf).start()
+    time.sleep(1)
+    raise SystemExit(3)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=engine)
+    process.start()
+    process.join(30)
+    print(process.exitcode)
+"""
+
+
+def test_a_process_that_fails_does_not_wait_for_a_deaf_child_for_ever(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(FAILING)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), END_WITH_PARENT_VARIABLE: "1"}
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "3", done.stderr
+    assert time.monotonic() - began < 30
+
+
 def test_a_process_that_nobody_started_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(END_WITH_PARENT_VARIABLE, "1")
     assert multiprocessing.parent_process() is None
