@@ -22,7 +22,6 @@ from airflow_llmengine.operators.request_arguments import (
     refuse_early,
     unwrap,
 )
-from airflow_llmengine.spec.error_rate import too_many_failures
 
 if TYPE_CHECKING:
     import jinja2
@@ -312,6 +311,8 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         )
 
     def _succeed(self, manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
+        from airflow_llmengine.spec.error_rate import too_many_failures
+
         self._refuse_if_ended()
         # An output that stood already may be of a run that was told to bear more.
         failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
