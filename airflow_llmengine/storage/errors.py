@@ -16,13 +16,11 @@ library below said is kept as ``__cause__``.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class StorageError(Exception):
     """A file could not be read or written. Transient failures have been retried before this is raised."""
 
-    retry_helps: ClassVar[bool] = True
+    retry_helps = True
     """Whether the same may succeed when a whole attempt is simply made again."""
 
 
