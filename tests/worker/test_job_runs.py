@@ -178,7 +178,7 @@ def test_a_finished_job_is_given_back_and_regenerated_only_when_told(tmp_path: P
     again = job.run()
     assert again.returncode == ExitCode.DONE
     assert again.stdout == first.stdout
-    assert "if_done='regenerate'" in again.stderr
+    assert "--if-done regenerate" in again.stderr
     assert job.generations().total() == 2
     assert job.run("--if-done", "regenerate").returncode == ExitCode.DONE
     assert job.generations().total() == 4
