@@ -136,7 +136,7 @@ def _run(
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
-    return collect_job(directory, launch, request, engine, options)
+    return collect_job(directory, launch, request, engine.name, options)
 
 
 def _warn_of_another(scratch: JobScratch, replica: int) -> None:
@@ -174,7 +174,7 @@ def collect_job(
     directory: JobDirectory,
     launch: Launch,
     request: CreateBatchCompletionsV1Request,
-    engine: Engine,
+    engine: str,
     options: AttemptOptions,
 ) -> AttemptOutcome:
     """Put the output together, and say in the outcome why it can't be, if so."""
@@ -185,7 +185,7 @@ def collect_job(
             request,
             owner=options.owner,
             created=launch.created,
-            engine=engine.name,
+            engine=engine,
             max_error_rate=options.max_error_rate,
         )
     except TooManyFailedRecordsError as error:

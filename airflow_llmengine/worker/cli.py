@@ -35,7 +35,7 @@ from airflow_llmengine.worker.attempt import (
     storage_exit_code,
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
-from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
+from airflow_llmengine.worker.engines.load import EngineUnavailableError, engine_name
 from airflow_llmengine.worker.launcher_pipe import LauncherPipe
 from airflow_llmengine.worker.logs import configure_logs
 from airflow_llmengine.worker.stopping import Stop, watch_signals
@@ -101,8 +101,9 @@ def _run(options: argparse.Namespace) -> int:
 def _collect(options: argparse.Namespace) -> int:
     storage = Storage()
     request = validate_request(_read_request(storage, options.request))
-    engine = load_engine(request)
-    launch = join_job(storage, request, input_identity=job_input_identity(storage, request), engine=engine.name)
+    # Only its name: collecting needs no engine, and may run where none is installed.
+    engine = engine_name()
+    launch = join_job(storage, request, input_identity=job_input_identity(storage, request), engine=engine)
     if launch.manifest is not None:
         return _end(given_back(launch.manifest, _attempt(options)))
     directory = JobDirectory(storage, request.output_data_path)

@@ -83,6 +83,8 @@ def test_two_kills_of_a_real_worker(tmp_path: Path, quickstart_model: Path, mark
             "model": "SmolLM2",
             "checkpoint_path": str(quickstart_model),
             "max_model_len": 512,
+            "dtype": "float32",
+            "enforce_eager": True,
             "max_num_seqs": 16,
         },
     }

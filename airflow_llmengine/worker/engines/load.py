@@ -25,6 +25,11 @@ class EngineUnavailableError(Exception):
     """
 
 
+def engine_name(name: str | None = None) -> str:
+    """The name of the engine that answers: ``name``, else that in ``LLMENGINE_ENGINE``, else ``vllm``."""
+    return name or os.environ.get(ENGINE_VARIABLE) or DEFAULT_ENGINE
+
+
 def load_engine(request: CreateBatchCompletionsV1Request, name: str | None = None) -> Engine:
     """Make the engine for a job; its model is loaded later, by ``start``.
 
@@ -35,7 +40,7 @@ def load_engine(request: CreateBatchCompletionsV1Request, name: str | None = Non
     Raises:
         EngineUnavailableError: There is no such engine, or it can't work here.
     """
-    name = name or os.environ.get(ENGINE_VARIABLE) or DEFAULT_ENGINE
+    name = engine_name(name)
     registered = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     if not registered:
         raise EngineUnavailableError(
