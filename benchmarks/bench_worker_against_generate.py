@@ -106,7 +106,9 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, float]:
         check=True,
         env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_KVCACHE_SPACE": "2"},
     )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    # vLLM may say something on standard output, too, and after the result.
+    printed = [line for line in done.stdout.splitlines() if line.startswith('{"seconds"')]
+    result: dict[str, float] = json.loads(printed[-1])
     return result
 
 
