@@ -109,7 +109,7 @@ def _run(
     engine = load_engine(request)
     reader = open_input(storage, request)
     launch = (
-        _join(storage, request, reader, engine)
+        join_job(storage, request, input_identity=reader.identity, engine=engine.name)
         if options.launched
         else launch_job(
             storage,
@@ -234,10 +234,6 @@ def join_job(storage: Storage, request: CreateBatchCompletionsV1Request, *, inpu
             return Launch(manifest.handle, deadline=time.time(), created=manifest.created, manifest=manifest)
         raise JobMismatchError(f"the job directory of {request.output_data_path} has no job.json: launch it again")
     return Launch(handle=handle, deadline=job.deadline, created=job.created, resumed=True)
-
-
-def _join(storage: Storage, request: CreateBatchCompletionsV1Request, reader: InputReader, engine: Engine) -> Launch:
-    return join_job(storage, request, input_identity=reader.identity, engine=engine.name)
 
 
 def _end_at_deadline(stop: Stop, deadline: float) -> None:
