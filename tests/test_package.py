@@ -48,7 +48,7 @@ def test_an_image_without_airflow_can_install_it(wheel: zipfile.ZipFile) -> None
     (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     required = re.findall(r"^Requires-Dist: ([\w.-]+)(.*)$", wheel.read(metadata).decode(), flags=re.MULTILINE)
     core = {name for name, condition in required if "extra ==" not in condition}
-    assert core == {"fsspec", "ijson", "pydantic", "tenacity", "typing-extensions", "zstandard"}
+    assert core == {"fsspec", "pydantic", "tenacity", "typing-extensions", "zstandard"}
 
 
 def test_the_installed_entry_points_resolve() -> None:

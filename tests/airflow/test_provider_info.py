@@ -18,7 +18,7 @@ from airflow_llmengine.get_provider_info import get_provider_info
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 
-HEAVY = ("adlfs", "boto3", "botocore", "fsspec", "gcsfs", "ijson", "pyarrow", "s3fs", "torch", "transformers", "vllm")
+HEAVY = ("adlfs", "boto3", "botocore", "fsspec", "gcsfs", "pyarrow", "s3fs", "torch", "transformers", "vllm")
 
 
 @pytest.mark.parametrize("schema", ["provider_info.schema.json", "provider.yaml.schema.json"])

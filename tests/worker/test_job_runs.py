@@ -94,6 +94,7 @@ def test_openai_batch_lines_are_answered_as_such(tmp_path: Path) -> None:
     assert third["response"]["body"]["object"] == "chat.completion"
 
 
+@pytest.mark.slow
 def test_three_prompts_on_four_replicas(tmp_path: Path) -> None:
     """Case 1: exactly three rows; a replica without a share loads no engine."""
     job = Job(tmp_path, ["one", "two", "three"], data_parallelism=4)
@@ -266,6 +267,7 @@ def test_a_signal_while_the_engine_loads_ends_at_once(tmp_path: Path) -> None:
     assert job.run().returncode == ExitCode.DONE
 
 
+@pytest.mark.slow
 def test_the_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=4)
     started = time.monotonic()
@@ -277,6 +279,7 @@ def test_the_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
     assert_kept_and_completed(job)
 
 
+@pytest.mark.slow
 def test_a_deadline_shorter_than_the_model_takes_to_load_ends_the_worker(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=2)
     done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
@@ -284,6 +287,7 @@ def test_a_deadline_shorter_than_the_model_takes_to_load_ends_the_worker(tmp_pat
     assert "max_runtime_sec" in done.stderr
 
 
+@pytest.mark.slow
 def test_retries_of_one_series_share_one_deadline(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=3)
     assert job.run("--series", "a", **SLOWLY).returncode == ExitCode.PARTIAL
@@ -294,6 +298,7 @@ def test_retries_of_one_series_share_one_deadline(tmp_path: Path) -> None:
     assert job.run("--series", "b").returncode == ExitCode.DONE
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_cancel_keeps_what_is_finished(tmp_path: Path) -> None:
     job = slow_job(tmp_path)
@@ -356,6 +361,7 @@ def test_the_end_of_the_launchers_pipe_ends_the_worker_with_its_work_saved(tmp_p
     assert_kept_and_completed(job)
 
 
+@pytest.mark.slow
 def test_an_input_replaced_in_mid_run_is_an_error(tmp_path: Path) -> None:
     job = slow_job(tmp_path)
     worker = job.start(**SLOWLY)

@@ -14,8 +14,9 @@ import pytest
 
 from tests.worker.jobs import Job, text_of
 
-RECORDS = 320
+RECORDS = 640
 CHUNK_RECORDS = 8
+CAPACITY = 4
 
 
 def start_replicas(job: Job, replicas: int) -> list[subprocess.Popen[bytes]]:
@@ -30,7 +31,7 @@ def start_replicas(job: Job, replicas: int) -> list[subprocess.Popen[bytes]]:
             "--chunk-records",
             str(CHUNK_RECORDS),
             LLMENGINE_ECHO_SECONDS_PER_RECORD="0.15",
-            LLMENGINE_ECHO_CAPACITY="4",
+            LLMENGINE_ECHO_CAPACITY=str(CAPACITY),
         )
         for replica in range(replicas)
     ]
@@ -46,8 +47,13 @@ def test_ten_kills_with_another_number_of_replicas_each_time(tmp_path: Path, see
     kills = 0
     while kills < 10:
         workers = start_replicas(job, chance.randint(1, 4))
-        # Kills fall anywhere: before the launch, in the middle of chunks, in the middle of commits.
-        time.sleep(chance.uniform(0.8, 2.5))
+        # Kills fall anywhere: before the launch, in the middle of chunks, in the middle of commits. They are timed by
+        # what was generated, so that no machine is fast enough to finish the job between ten of them.
+        enough = job.generations().total() + chance.randint(0, 3 * CHUNK_RECORDS)
+        latest = time.monotonic() + chance.uniform(1, 10)
+        while job.generations().total() < enough and time.monotonic() < latest:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.15))
         for worker in workers:
             os.killpg(worker.pid, signal.SIGKILL)
         for worker in workers:
