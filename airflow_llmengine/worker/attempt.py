@@ -55,6 +55,8 @@ class AttemptOptions:
     replicas: int = 1
     launched: bool = False
     """A launcher has called ``launch_job``: join the job that it wrote down instead of launching one."""
+    generation: int | None = None
+    """The generation to join; None: whichever is current."""
     if_done: IfDone = "reuse"
     overwrite: bool = False
     max_error_rate: float | None = None
@@ -109,7 +111,9 @@ def _run(
     engine = load_engine(request)
     reader = open_input(storage, request)
     launch = (
-        join_job(storage, request, input_identity=reader.identity, engine=engine.name)
+        join_job(
+            storage, request, input_identity=reader.identity, engine=engine.name, generation=options.generation
+        )
         if options.launched
         else launch_job(
             storage,
@@ -199,8 +203,22 @@ def collect_job(
     )
 
 
-def join_job(storage: Storage, request: CreateBatchCompletionsV1Request, *, input_identity: str, engine: str) -> Launch:
+def join_job(
+    storage: Storage,
+    request: CreateBatchCompletionsV1Request,
+    *,
+    input_identity: str,
+    engine: str,
+    generation: int | None = None,
+) -> Launch:
     """Find the job that a launcher has written down, and make sure that it is this one.
+
+    Args:
+        storage: Where the job is.
+        request: What this worker was given.
+        input_identity: Names the input as it stands now.
+        engine: Name of the engine that answers.
+        generation: The one to join; by default whichever is current.
 
     Raises:
         JobMismatchError: It is another one, or there is none.
@@ -218,6 +236,11 @@ def join_job(storage: Storage, request: CreateBatchCompletionsV1Request, *, inpu
             f"the job launched for {request.output_data_path} is {current.fingerprint}, and the request given here "
             f"makes {expected}: its input was replaced since, or another job was launched for the same output; "
             "launch it again"
+        )
+    if generation is not None and current.generation != generation:
+        raise JobMismatchError(
+            f"generation {generation} of {request.output_data_path} is to be joined, and {current.generation} is the "
+            "current one: another launch took over"
         )
     handle = next(
         (

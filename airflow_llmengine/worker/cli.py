@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if getattr(options, "replica", 0) >= getattr(options, "replicas", 1):
         parser.error(f"--replica {options.replica} is not one of --replicas {options.replicas}: they count from 0")
+    if getattr(options, "generation", None) is not None and not options.launched:
+        parser.error("--generation names a job that was launched: give --launched too")
     configure_logs(options.log_format, verbose=options.verbose)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -88,22 +90,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
-    storage_options: dict[str, dict[str, Any]] = {}
-    if options.control_fd is not None:
-        pipe = LauncherPipe(options.control_fd)
-        storage_options = pipe.read_storage_options()
-        pipe.watch(stop, options.grace_seconds)
-    storage = Storage(storage_options)
+    storage = _storage(options, stop)
     request = validate_request(_read_request(storage, options.request))
     return _end(run_attempt(storage, request, _attempt(options), stop))
 
 
 def _collect(options: argparse.Namespace) -> int:
-    storage = Storage()
+    # A stop ends it at once, and nothing is lost: until the manifest stands, the chunks do.
+    stop = Stop()
+    watch_signals(stop, options.grace_seconds)
+    storage = _storage(options, stop)
     request = validate_request(_read_request(storage, options.request))
     # Only its name: collecting needs no engine, and may run where none is installed.
     engine = engine_name()
-    launch = join_job(storage, request, input_identity=job_input_identity(storage, request), engine=engine)
+    launch = join_job(
+        storage,
+        request,
+        input_identity=job_input_identity(storage, request),
+        engine=engine,
+        generation=options.generation,
+    )
     if launch.manifest is not None:
         return _end(given_back(launch.manifest, _attempt(options)))
     directory = JobDirectory(storage, request.output_data_path)
@@ -173,6 +179,16 @@ def _clean(options: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
+def _storage(options: argparse.Namespace, stop: Stop) -> Storage:
+    """Storage as a launcher has it, if one started this; its end is then this process's end."""
+    if options.control_fd is None:
+        return Storage()
+    pipe = LauncherPipe(options.control_fd)
+    storage = Storage(pipe.read_storage_options())
+    pipe.watch(stop, options.grace_seconds)
+    return storage
+
+
 def _read_request(storage: Storage, source: str) -> bytes:
     return sys.stdin.buffer.read() if source == "-" else storage.location(source).read_bytes()
 
@@ -184,6 +200,7 @@ def _attempt(options: argparse.Namespace) -> AttemptOptions:
         replica=options.replica,
         replicas=options.replicas,
         launched=options.launched,
+        generation=options.generation,
         if_done=options.if_done,
         overwrite=options.overwrite,
         max_error_rate=options.max_error_rate,
@@ -340,20 +357,6 @@ def _add_run(commands: Any) -> None:
         help="join the job that a launcher has written down instead of launching one (used by the operator)",
     )
     sub.add_argument(
-        "--grace-seconds",
-        type=_count(1),
-        default=30,
-        metavar="S",
-        help="how long after SIGTERM this process may live; it saves in time (default: 30)",
-    )
-    sub.add_argument(
-        "--control-fd",
-        type=_count(0),
-        metavar="FD",
-        help="a pipe from the launcher: storage options as one line of JSON, then its end means that the launcher is "
-        "gone (used by the operator)",
-    )
-    sub.add_argument(
         "--chunk-records",
         type=_count(1),
         default=DEFAULT_CHUNK_RECORDS,
@@ -407,6 +410,26 @@ def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="fail the job when more than this share of its records failed, 0 to 1; by default only a job whose every "
         "record failed is a failed job",
+    )
+    sub.add_argument(
+        "--generation",
+        type=_count(1),
+        metavar="N",
+        help="join this generation of a launched job, or none (used by the operator)",
+    )
+    sub.add_argument(
+        "--grace-seconds",
+        type=_count(1),
+        default=30,
+        metavar="S",
+        help="how long after SIGTERM this process may live; it saves in time (default: 30)",
+    )
+    sub.add_argument(
+        "--control-fd",
+        type=_count(0),
+        metavar="FD",
+        help="a pipe from the launcher: storage options as one line of JSON, then its end means that the launcher is "
+        "gone (used by the operator)",
     )
 
 

@@ -1,0 +1,82 @@
+"""Joining a job that a launcher has written down: exactly that generation, and with the launcher's credentials."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.launch import launch_job
+from airflow_llmengine.worker.cli import main
+from tests.worker.jobs import Job
+
+
+def launch(job: Job, series: str = "one") -> int:
+    """Launch as a task does; gives the generation."""
+    request = validate_request(job.request)
+    launched = launch_job(Storage(), request, owner="dag/task", series=series, if_done="regenerate", engine="echo")
+    return launched.handle.generation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "collect"])
+def test_only_the_generation_that_was_launched_is_joined(tmp_path: Path, command: str) -> None:
+    job = Job(tmp_path, ["one", "two"], data_parallelism=2)
+    old, new = launch(job, "one"), launch(job, "two")
+    arguments = ["--launched"] if command == "run" else []
+    refused = job.run(*arguments, f"--generation={old}", command=command)
+    assert refused.returncode == ExitCode.BAD_REQUEST
+    assert refused.stderr.count("\n") == 1
+    assert f"generation {old} of {job.output} is to be joined, and {new} is the current one" in refused.stderr
+    assert not job.generations()
+    for replica in ("0", "1"):
+        done = job.run("--launched", f"--generation={new}", f"--replica={replica}", "--replicas=2")
+        assert done.returncode == ExitCode.DONE, done.stderr
+    collected = job.run(f"--generation={new}", "--owner=dag/task", command="collect")
+    assert collected.returncode == ExitCode.DONE, collected.stderr
+    assert (job.manifest().generation, job.manifest().owner) == (new, "dag/task")
+
+
+def test_a_generation_is_only_named_with_a_launched_job(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "request.json", "--generation", "2"])
+    assert ended.value.code == ExitCode.BAD_REQUEST
+    assert "give --launched too" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_collect_takes_storage_options_from_its_launcher_and_logs_json(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one"])
+    generation = launch(job)
+    job.run("--launched", "--replicas=2")
+    told = collect_by_pipe(job, {"s3": {"key": "x", "secret": "y"}}, f"--generation={generation}", "--log-format=json")
+    assert told.returncode == ExitCode.DONE, told.stderr
+    assert json.loads(told.stdout)["records"] == 1
+    assert [json.loads(line)["level"] for line in told.stderr.splitlines()] == ["INFO"]
+    refused = collect_by_pipe(job, {"file": {"no_such_option": True}}, f"--generation={generation}")
+    assert refused.returncode != ExitCode.DONE
+
+
+def collect_by_pipe(job: Job, options: object, *arguments: str) -> subprocess.CompletedProcess[str]:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as launcher:
+        launcher.write(json.dumps({"storage_options": options}) + "\n")
+        launcher.flush()
+        command: Sequence[str] = [sys.executable, "-m", "airflow_llmengine.worker", "collect", "request.json"]
+        return subprocess.run(
+            [*command, *arguments, f"--control-fd={reader}"],
+            env=job.environment(),
+            cwd=job.folder,
+            pass_fds=(reader,),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
