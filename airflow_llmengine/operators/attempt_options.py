@@ -31,7 +31,7 @@ class TaskOptions:
         Raises:
             RequestRefusedError: One of them is not what it can be.
         """
-        return cls(_if_done(if_done), _overwrite(overwrite), _max_error_rate(max_error_rate))
+        return cls(_if_done(if_done), _overwrite(overwrite), parse_max_error_rate(max_error_rate))
 
 
 def _if_done(value: Any) -> IfDone:
@@ -51,7 +51,12 @@ def _overwrite(value: Any) -> bool:
     return found
 
 
-def _max_error_rate(value: Any) -> float | None:
+def parse_max_error_rate(value: Any) -> float | None:
+    """Read ``max_error_rate`` as an argument.
+
+    Raises:
+        RequestRefusedError: It is no number from 0 to 1.
+    """
     if value is None or value in ("", "None"):
         return None
     try:

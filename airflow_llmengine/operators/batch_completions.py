@@ -10,8 +10,9 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.sdk import BaseOperator
 from airflow.sdk.configuration import conf
 
-from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError, TooManyFailedRecordsError
+from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
 from airflow_llmengine.hooks.job_failure import job_failure
+from airflow_llmengine.hooks.job_summary import accepted_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.attempt_options import TaskOptions
 from airflow_llmengine.operators.mapping import VerbatimPartial, gather
@@ -311,17 +312,8 @@ class LLMEngineBatchCompletionsMixin(BaseOperator):
         )
 
     def _succeed(self, manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
-        from airflow_llmengine.spec.error_rate import too_many_failures
-
         self._refuse_if_ended()
-        # An output that stood already may be of a run that was told to bear more.
-        failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
-        if failure is not None:
-            raise TooManyFailedRecordsError(
-                f"Too many records failed: {failure}. The output stands in {manifest.output_data_path}. Raise "
-                "max_error_rate, or correct the input, and clear the task."
-            )
-        return summary(manifest)
+        return accepted_summary(manifest, max_error_rate)
 
     def _refuse_if_ended(self) -> None:
         """Airflow takes a return for a success, also when it had the task killed."""
@@ -334,24 +326,6 @@ class LLMEngineBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, Kubernet
 
     It is a KubernetesPodOperator and takes all of its options. Where the job really runs is the connection's business.
     """
-
-
-def summary(manifest: Manifest) -> dict[str, Any]:
-    """What the next tasks get: where the output is and what is in it, never the data."""
-    from airflow_llmengine.storage.layout import MANIFEST_SUFFIX
-
-    return {
-        "output_data_path": manifest.output_data_path,
-        "manifest_path": f"{manifest.output_data_path}{MANIFEST_SUFFIX}",
-        "records": manifest.records,
-        "succeeded": manifest.succeeded,
-        "failed": manifest.failed,
-        "failures": dict(manifest.failures),
-        "prompt_tokens": manifest.prompt_tokens,
-        "completion_tokens": manifest.completion_tokens,
-        "model": manifest.model,
-        "job": manifest.handle.model_dump(mode="json"),
-    }
 
 
 def _assemble(

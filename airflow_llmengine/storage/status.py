@@ -8,6 +8,7 @@ from typing import Literal
 
 from airflow_llmengine.spec.job_state import CancelRequest, CurrentJob, Heartbeat, InputEnd, JobDocument, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.storage.errors import StorageDocumentError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
 
@@ -35,6 +36,8 @@ class JobStatus:
     chunks_committed: int = 0
     heartbeats: list[Heartbeat] = field(default_factory=list)
     cancelled: CancelRequest | None = None
+    current: JobHandle | None = None
+    """The job that may commit to the output now; another one than ``handle`` has taken the output over."""
 
     @property
     def alive(self) -> list[Heartbeat]:
@@ -91,24 +94,35 @@ def job_status(storage: Storage, job: JobHandle | str) -> JobStatus:
         return JobStatus(state="absent")
     if manifest is not None and manifest.handle == handle:
         return JobStatus(state="done", handle=handle, manifest=manifest)
-    scratch = directory.scratch(handle)
-    heartbeats = scratch.read_heartbeats()
-    alive = any(is_alive(beat, time.time()) for beat in heartbeats)
-    cancelled = directory.read_cancel()
-    if cancelled is not None and (cancelled.fingerprint, cancelled.generation) != (
-        handle.fingerprint,
-        handle.generation,
-    ):
-        cancelled = None
-    return JobStatus(
-        state="running" if alive else "stopped" if heartbeats else "launched",
-        handle=handle,
-        job=scratch.read_job(),
-        end=scratch.read_end(),
-        chunks_committed=len(scratch.committed_chunks()),
-        heartbeats=heartbeats,
-        cancelled=cancelled,
-    )
+    return _unfinished(directory, handle, current, chunks_committed=len(directory.scratch(handle).committed_chunks()))
+
+
+def glance(storage: Storage, job: JobHandle | str) -> JobStatus:
+    """A job's status as cheaply as it can be had, for whoever asks again and again.
+
+    Of a manifest it is not found out whether the output beside it is still the one that it tells of, which may take
+    reading the output: ``done`` means that the manifest of this very job stands. Committed chunks are not counted.
+
+    Args:
+        storage: Where the job is.
+        job: As for ``job_status``.
+
+    Raises:
+        StorageError: The job directory can't be read.
+    """
+    directory = JobDirectory(storage, job if isinstance(job, str) else job.path)
+    current = directory.read_current()
+    try:
+        manifest = directory.read_manifest()
+    except StorageDocumentError:
+        # As good as none: it is no proof, and the job puts its own in its place.
+        manifest = None
+    handle = _handle(directory, job, current, manifest)
+    if handle is None:
+        return JobStatus(state="absent")
+    if manifest is not None and manifest.handle == handle:
+        return JobStatus(state="done", handle=handle, manifest=manifest)
+    return _unfinished(directory, handle, current, chunks_committed=0)
 
 
 def cancel_job(storage: Storage, job: JobHandle | str, reason: str) -> JobHandle:
@@ -128,6 +142,30 @@ def cancel_job(storage: Storage, job: JobHandle | str, reason: str) -> JobHandle
         )
     )
     return handle
+
+
+def _unfinished(
+    directory: JobDirectory, handle: JobHandle, current: CurrentJob | None, *, chunks_committed: int
+) -> JobStatus:
+    scratch = directory.scratch(handle)
+    heartbeats = scratch.read_heartbeats()
+    alive = any(is_alive(beat, time.time()) for beat in heartbeats)
+    cancelled = directory.read_cancel()
+    if cancelled is not None and (cancelled.fingerprint, cancelled.generation) != (
+        handle.fingerprint,
+        handle.generation,
+    ):
+        cancelled = None
+    return JobStatus(
+        state="running" if alive else "stopped" if heartbeats else "launched",
+        handle=handle,
+        job=scratch.read_job(),
+        end=scratch.read_end(),
+        chunks_committed=chunks_committed,
+        heartbeats=heartbeats,
+        cancelled=cancelled,
+        current=None if current is None else _handle(directory, handle.path, current, None),
+    )
 
 
 def _handle(

@@ -1,0 +1,51 @@
+"""What a task hands on of a job that succeeded: the same whichever task waited for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_llmengine.exceptions import TooManyFailedRecordsError
+
+if TYPE_CHECKING:
+    from airflow_llmengine.spec.manifest import Manifest
+
+
+def summary(manifest: Manifest) -> dict[str, Any]:
+    """What the next tasks get: where the output is and what is in it, never the data."""
+    from airflow_llmengine.storage.layout import MANIFEST_SUFFIX
+
+    return {
+        "output_data_path": manifest.output_data_path,
+        "manifest_path": f"{manifest.output_data_path}{MANIFEST_SUFFIX}",
+        "records": manifest.records,
+        "succeeded": manifest.succeeded,
+        "failed": manifest.failed,
+        "failures": dict(manifest.failures),
+        "prompt_tokens": manifest.prompt_tokens,
+        "completion_tokens": manifest.completion_tokens,
+        "model": manifest.model,
+        "job": manifest.handle.model_dump(mode="json"),
+    }
+
+
+def accepted_summary(manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
+    """The summary, unless more records failed than the task bears.
+
+    Asked again of an output that stands: whoever made it may have been told to bear more.
+
+    Args:
+        manifest: The job's valid manifest.
+        max_error_rate: The greatest share of failed records, from 0 to 1; None: a job fails only when every record did.
+
+    Raises:
+        TooManyFailedRecordsError: More records failed than that.
+    """
+    from airflow_llmengine.spec.error_rate import too_many_failures
+
+    failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
+    if failure is not None:
+        raise TooManyFailedRecordsError(
+            f"Too many records failed: {failure}. The output stands in {manifest.output_data_path}. Raise "
+            "max_error_rate, or correct the input, and clear the task."
+        )
+    return summary(manifest)
