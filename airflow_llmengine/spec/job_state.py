@@ -68,6 +68,10 @@ class PinnedInput(StateDocument):
     input_format: str
     chunk_records: int
     """Most records of one chunk."""
+    first_chunk_records: int = 16
+    """Most records of the first chunks; they grow with the input, so that a short job too is cut finely enough."""
+    chunk_share: int = 4096
+    """A later chunk holds at most the so manieth part of the records before it."""
     chunk_tokens: int
     """Most tokens, read and asked for, of one chunk of more than one record."""
 
@@ -101,6 +105,25 @@ class CancelRequest(StateDocument):
     requested: float
 
 
+class Claim(StateDocument):
+    """``claims/<c>``: who works on chunk *c*. Created only if absent; after a holder that died, the next is ``<c>.1``.
+
+    It is deleted by a holder that stops early and gives the chunk back. So the number of claims before one's own tells
+    how often a chunk was in work when its worker died.
+    """
+
+    replica: int
+    attempt: str
+    """The attempt that holds the chunk, as its heartbeat names it. While it lives, nobody else takes the chunk."""
+    host: str
+    pid: int
+    pid_namespace: str | None = None
+    claimed: float
+    """Seconds since the epoch."""
+    alone: int | None = None
+    """Index of the record that goes through the engine by itself, as one that may bring it down."""
+
+
 ReplicaPhase = Literal["starting", "loading", "generating", "stopping", "done", "partial", "failed"]
 
 
@@ -109,20 +132,28 @@ class Heartbeat(StateDocument):
 
     replica: int
     replicas: int
+    attempt: str = ""
+    """Names this attempt of the replica. The latest attempt owns the file; an earlier one that sees it stops."""
     phase: ReplicaPhase
     host: str
     pid: int
+    pid_namespace: str | None = None
+    """In which ``pid`` means this process: only who shares it can look whether the process is there."""
     started: float
     updated: float
     records_total: int | None = None
     """Records of the whole input, once somebody has read it to its end."""
-    records_already_done: int = 0
-    """Records of this replica's share that earlier attempts finished."""
     records_done: int = 0
     """Records this attempt has finished, failed ones included."""
     records_failed: int = 0
     failures: dict[str, int] = Field(default_factory=dict)
     """Failed records of this attempt by error type."""
+    records_committed: int = 0
+    """Records of the chunks that this replica has committed, over all of its attempts: each record counts for one."""
+    failures_committed: dict[str, int] = Field(default_factory=dict)
+    """Failed ones among them by error type."""
+    records_open: int = 0
+    """Records that are finished, in chunks that are not committed yet."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     records_per_second: float = 0.0

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar
 
 from pydantic import ValidationError
 
 from airflow_llmengine.spec.job_state import (
     CancelRequest,
+    Claim,
     CurrentJob,
     Heartbeat,
     InputEnd,
@@ -42,7 +44,20 @@ CHUNKS_PER_FOLDER = 1000
 D = TypeVar("D", bound=StateDocument)
 
 _SCRATCH_NAME = re.compile(r"([A-Za-z0-9_.-]+)-([1-9][0-9]*)")
-_CHUNK_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.part-(0|[1-9][0-9]*))?\.jsonl")
+_CHUNK_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.(part|round|transient)-(0|[1-9][0-9]*))?\.jsonl")
+_CLAIM_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.([1-9][0-9]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFiles:
+    """What a listing shows of a generation's chunks. A store may show a new file late."""
+
+    rounds: dict[int, int] = field(default_factory=dict)
+    """By committed chunk, its newest round: 0 when it was made once, as nearly all are."""
+    parts: set[int] = field(default_factory=set)
+    """Chunks of which there are parts, committed ones included."""
+    transient: set[int] = field(default_factory=set)
+    """Committed chunks whose newest round has records with errors that trying again may mend."""
 
 
 class JobDirectory:
@@ -162,6 +177,7 @@ class JobScratch:
         self._model = root.child("model.json")
         self._end = root.child("end.json")
         self._chunks = root.child("chunks")
+        self._claims = root.child("claims")
         self._replicas = root.child("replicas")
 
     def __repr__(self) -> str:
@@ -199,44 +215,102 @@ class JobScratch:
         """Put down how long the input is unless somebody did before; gives what stands."""
         return _create_document(self._end, end)
 
-    def commit_chunk(self, chunk: int, data: bytes) -> bool:
-        """Commit a finished chunk: its elements in input order, as lines. False if it was committed already."""
-        return self._chunk(chunk).create(data)
+    def commit_chunk(self, chunk: int, data: bytes, *, round_number: int = 0, transient: bool = False) -> bool:
+        """Commit a finished chunk: its elements in input order, as lines. False if it was committed already.
+
+        Args:
+            chunk: Its number.
+            data: Its file.
+            round_number: 0, or the number of the time that it was made again for its transient errors.
+            transient: Whether it has such errors. A mark says so, for who only lists.
+        """
+        if transient:
+            # Before the chunk: a mark without its chunk means nothing, and a chunk without its mark would be final.
+            self._chunk_file(chunk, "transient", round_number).create(b"")
+        return self._chunk(chunk, round_number).create(data)
+
+    def has_chunk(self, chunk: int) -> bool:
+        """Whether a chunk is committed; asked directly, so that a late listing does not matter."""
+        return self._chunk(chunk).exists()
 
     def committed_chunks(self) -> set[int]:
-        """The chunks that are committed."""
-        return {chunk for chunk, part in self._chunk_files() if part is None}
+        """The chunks that are committed, as listed."""
+        return set(self.chunk_files().rounds)
 
-    def read_chunk(self, chunk: int) -> bytes:
+    def chunk_files(self) -> ChunkFiles:
+        """One listing of all that is there of chunks."""
+        found = ChunkFiles()
+        marks: set[tuple[int, int]] = set()
+        for chunk, kind, number in self._chunk_names():
+            if kind == "part":
+                found.parts.add(chunk)
+            elif kind == "transient":
+                marks.add((chunk, number))
+            else:
+                found.rounds[chunk] = max(number, found.rounds.get(chunk, 0))
+        found.transient.update(chunk for chunk, number in marks if found.rounds.get(chunk) == number)
+        return found
+
+    def read_chunk(self, chunk: int, round_number: int = 0) -> bytes:
         """A committed chunk, whole. ``StorageNotFoundError`` if it is not committed."""
-        return self._chunk(chunk).read_bytes()
+        return self._chunk(chunk, round_number).read_bytes()
 
     def open_chunk(self, chunk: int) -> BinaryIO:
         """A committed chunk, to be read piece by piece. ``StorageNotFoundError`` if it is not committed."""
         return self._chunk(chunk).open_read()
 
-    def chunk_url(self, chunk: int) -> str:
+    def chunk_url(self, chunk: int, round_number: int = 0) -> str:
         """Where a chunk's file is, for messages."""
-        return str(self._chunk(chunk))
+        return str(self._chunk(chunk, round_number))
 
     def commit_part(self, chunk: int, data: bytes) -> int:
         """Commit the finished records of an interrupted chunk; gives the part's number, the first that was free."""
         part = max(self._parts(chunk), default=-1) + 1
-        while not self._part(chunk, part).create(data):
+        while not self._chunk_file(chunk, "part", part).create(data):
             part += 1
         return part
 
     def read_parts(self, chunk: int) -> list[bytes]:
         """The parts of a chunk, in the order of their numbers."""
-        return [self._part(chunk, part).read_bytes() for part in self._parts(chunk)]
+        return [self._chunk_file(chunk, "part", part).read_bytes() for part in self._parts(chunk)]
 
-    def part_chunks(self) -> set[int]:
-        """The chunks of which there are parts, committed ones included."""
-        return {chunk for chunk, part in self._chunk_files() if part is not None}
+    def claims(self) -> dict[int, int]:
+        """By chunk, the number of its newest claim, as listed."""
+        newest: dict[int, int] = {}
+        for name in self._claims.walk_names():
+            match = _CLAIM_NAME.fullmatch(name)
+            if match is not None:
+                chunk = int(match.group(2))
+                newest[chunk] = max(int(match.group(3) or 0), newest.get(chunk, 0))
+        return newest
+
+    def create_claim(self, chunk: int, number: int, claim: Claim) -> bool:
+        """Take a chunk; False if somebody has this claim already."""
+        return self._claim(chunk, number).create(_serialize(claim))
+
+    def read_claim(self, chunk: int, number: int) -> Claim | None:
+        """A claim; None if it was given back."""
+        return read_document(self._claim(chunk, number), Claim)
+
+    def replace_claim(self, chunk: int, number: int, claim: Claim) -> None:
+        """Note something in one's own claim."""
+        write_document(self._claim(chunk, number), claim)
+
+    def delete_claim(self, chunk: int, number: int) -> None:
+        """Give a chunk back."""
+        self._claim(chunk, number).delete()
+
+    def claim_round(self, chunk: int, round_number: int, claim: Claim) -> bool:
+        """Take it upon oneself to make a chunk again; False if somebody has done so for this round already."""
+        return self._claims.child(f"{_chunk_path(chunk)}.round-{round_number}").create(_serialize(claim))
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         """Replace the replica's sign of life."""
         write_document(self._replicas.child(f"{heartbeat.replica}.json"), heartbeat)
+
+    def read_heartbeat(self, replica: int) -> Heartbeat | None:
+        """The last sign of life of one replica; None before it."""
+        return read_document(self._replicas.child(f"{replica}.json"), Heartbeat)
 
     def read_heartbeats(self) -> list[Heartbeat]:
         """The last sign of life of each replica, by number."""
@@ -256,19 +330,24 @@ class JobScratch:
         self._chunks.delete_tree()
         self.root.delete_tree()
 
-    def _chunk(self, chunk: int) -> Location:
-        return self._chunks.child(f"{_chunk_path(chunk)}.jsonl")
+    def _chunk(self, chunk: int, round_number: int = 0) -> Location:
+        return (
+            self._chunk_file(chunk, "round", round_number) if round_number else self._chunks.child(_chunk_name(chunk))
+        )
 
-    def _part(self, chunk: int, part: int) -> Location:
-        return self._chunks.child(f"{_chunk_path(chunk)}.part-{part}.jsonl")
+    def _chunk_file(self, chunk: int, kind: str, number: int) -> Location:
+        return self._chunks.child(f"{_chunk_path(chunk)}.{kind}-{number}.jsonl")
+
+    def _claim(self, chunk: int, number: int) -> Location:
+        return self._claims.child(_chunk_path(chunk) + (f".{number}" if number else ""))
 
     def _parts(self, chunk: int) -> list[int]:
         folder = _chunk_path(chunk).partition("/")[0]
         names = (f"{folder}/{entry.name}" for entry in self._chunks.child(folder).list())
         parsed = (_parse_chunk_name(name) for name in names)
-        return sorted(found[1] for found in parsed if found is not None and found[0] == chunk and found[1] is not None)
+        return sorted(found[2] for found in parsed if found is not None and found[:2] == (chunk, "part"))
 
-    def _chunk_files(self) -> list[tuple[int, int | None]]:
+    def _chunk_names(self) -> list[tuple[int, str, int]]:
         parsed = (_parse_chunk_name(name) for name in self._chunks.walk_names())
         return [found for found in parsed if found is not None]
 
@@ -318,12 +397,16 @@ def _chunk_path(chunk: int) -> str:
     return f"{chunk // CHUNKS_PER_FOLDER:03d}/{chunk:08d}"
 
 
-def _parse_chunk_name(name: str) -> tuple[int, int | None] | None:
-    """Chunk and part number of a file below ``chunks/``; None for any other file."""
+def _chunk_name(chunk: int) -> str:
+    return f"{_chunk_path(chunk)}.jsonl"
+
+
+def _parse_chunk_name(name: str) -> tuple[int, str, int] | None:
+    """Chunk, kind (``round``, ``part``, ``transient``) and number of a file below ``chunks/``; None for any other."""
     match = _CHUNK_NAME.fullmatch(name)
     if match is None:
         return None
     chunk = int(match.group(2))
     if _chunk_path(chunk) != f"{match.group(1)}/{match.group(2)}":
         return None
-    return chunk, None if match.group(3) is None else int(match.group(3))
+    return chunk, match.group(3) or "round", int(match.group(4) or 0)

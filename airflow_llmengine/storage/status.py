@@ -68,7 +68,7 @@ class JobStatus:
         if self.cancelled is not None:
             lines.append(f"cancelled  {_when(self.cancelled.requested)}: {self.cancelled.reason}")
         lines.extend(
-            f"replica {beat.replica:<2} {beat.phase}, {beat.records_already_done + beat.records_done} records, "
+            f"replica {beat.replica:<2} {beat.phase}, {beat.records_committed + beat.records_open} records, "
             f"{beat.records_failed} failed, {beat.records_per_second:.1f} records/s, "
             f"{beat.tokens_per_second:.0f} tokens/s, heard of {max(0, round(time.time() - beat.updated))} s ago"
             for beat in self.heartbeats

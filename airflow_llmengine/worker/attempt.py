@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
@@ -20,8 +18,8 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.launch import IfDone, Launch, LaunchRefusedError, launch_job
-from airflow_llmengine.storage.status import is_alive
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
+from airflow_llmengine.worker.claims import Claims
 from airflow_llmengine.worker.collect import (
     JobIncompleteError,
     JobSupersededError,
@@ -29,7 +27,7 @@ from airflow_llmengine.worker.collect import (
     collect,
 )
 from airflow_llmengine.worker.elements import ElementWriter
-from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, ModelNotFoundError
+from airflow_llmengine.worker.engines.base import EngineDiedError, EngineFactory, ModelNotFoundError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader, open_input
@@ -37,6 +35,7 @@ from airflow_llmengine.worker.readers.errors import InputChangedError, InputInva
 from airflow_llmengine.worker.replica import ModelChangedError, Replica, ReplicaSettings
 from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
+from airflow_llmengine.worker.timing import Deadline, Timing
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +75,28 @@ class AttemptOutcome:
 
 
 def run_attempt(
-    storage: Storage, request: CreateBatchCompletionsV1Request, options: AttemptOptions, stop: Stop
+    storage: Storage,
+    request: CreateBatchCompletionsV1Request,
+    options: AttemptOptions,
+    stop: Stop,
+    *,
+    make_engine: EngineFactory = load_engine,
+    timing: Timing | None = None,
 ) -> AttemptOutcome:
     """Run one replica of a job to its end; a single replica also puts the output together.
 
     Never raises for what can go wrong with a job: the outcome says it.
+
+    Args:
+        storage: Where everything is, with credentials.
+        request: A request that ``validate_request`` has passed.
+        options: What this attempt is told.
+        stop: Ends it early.
+        make_engine: Makes the engine; by default the one that is installed and configured.
+        timing: Times of the job protocol and the clock; the defaults are meant for production.
     """
     try:
-        return _run(storage, request, options, stop)
+        return _run(storage, request, options, stop, make_engine, timing or Timing())
     except (
         LaunchRefusedError,
         JobMismatchError,
@@ -106,14 +119,17 @@ def storage_exit_code(error: StorageError) -> ExitCode:
 
 
 def _run(
-    storage: Storage, request: CreateBatchCompletionsV1Request, options: AttemptOptions, stop: Stop
+    storage: Storage,
+    request: CreateBatchCompletionsV1Request,
+    options: AttemptOptions,
+    stop: Stop,
+    make_engine: EngineFactory,
+    timing: Timing,
 ) -> AttemptOutcome:
-    engine = load_engine(request)
+    engine = make_engine(request).name
     reader = open_input(storage, request)
     launch = (
-        join_job(
-            storage, request, input_identity=reader.identity, engine=engine.name, generation=options.generation
-        )
+        join_job(storage, request, input_identity=reader.identity, engine=engine)
         if options.launched
         else launch_job(
             storage,
@@ -122,17 +138,44 @@ def _run(
             series=options.series,
             if_done=options.if_done,
             overwrite=options.overwrite,
-            engine=engine.name,
+            engine=engine,
+            now=timing.wall_clock(),
         )
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
-    _end_at_deadline(stop, launch.deadline)
+    deadline = Deadline(launch.deadline, timing)
+    _end_at_deadline(stop, deadline)
     directory = JobDirectory(storage, request.output_data_path)
-    progress = Progress(replica=options.replica, replicas=options.replicas)
+    progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
     scratch = directory.scratch(launch.handle)
-    _warn_of_another(scratch, options.replica)
-    exit_code = asyncio.run(_replica(request, options, stop, engine, reader, launch, directory, scratch, progress))
+    elements = ElementWriter(launch.handle, launch.created)
+    share = Share(
+        request=request,
+        reader=reader,
+        scratch=scratch,
+        pinned=_pin_input(scratch, reader, options),
+        elements=elements,
+        progress=progress,
+        claims=Claims(scratch, replica=options.replica, attempt=progress.attempt, timing=timing),
+        timing=timing,
+    )
+    exit_code = asyncio.run(
+        _attend(
+            Replica(
+                directory=directory,
+                handle=launch.handle,
+                share=share,
+                make_engine=lambda: make_engine(request),
+                elements=elements,
+                progress=progress,
+                stop=stop,
+                settings=ReplicaSettings(deadline=deadline, max_error_rate=options.max_error_rate),
+                timing=timing,
+            ),
+            _LastWords(share, scratch, progress, stop),
+        )
+    )
     if progress.done:
         logger.info("%s", progress.summary())
     if exit_code is not ExitCode.DONE:
@@ -140,23 +183,20 @@ def _run(
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
-    return collect_job(directory, launch, request, engine.name, options)
+    return collect_job(directory, launch, request, engine, options)
 
 
-def _warn_of_another(scratch: JobScratch, replica: int) -> None:
-    """Say so if another worker does the same share: its commits and this one's agree, but both are paid for."""
-    for beat in scratch.read_heartbeats():
-        if beat.replica != replica or not is_alive(beat, time.time()):
-            continue
-        if beat.host == socket.gethostname() and not Path(f"/proc/{beat.pid}").exists():
-            continue
-        logger.warning(
-            "another worker (process %d on %s) was at work on this share %d s ago; if it still is, end one of the two: "
-            "both generate the same records",
-            beat.pid,
-            beat.host,
-            max(0, round(time.time() - beat.updated)),
-        )
+def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions) -> PinnedInput:
+    wanted = PinnedInput(
+        input_identity=reader.identity,
+        input_format=reader.format,
+        chunk_records=options.chunk_records,
+        chunk_tokens=options.chunk_tokens,
+    )
+    pinned = scratch.pin_input(wanted)
+    if pinned.input_identity != wanted.input_identity:
+        raise InputChangedError("the input is not the one that this job began with: launch it again")
+    return pinned
 
 
 def given_back(manifest: Manifest, options: AttemptOptions) -> AttemptOutcome:
@@ -259,10 +299,10 @@ def join_job(
     return Launch(handle=handle, deadline=job.deadline, created=job.created, resumed=True)
 
 
-def _end_at_deadline(stop: Stop, deadline: float) -> None:
+def _end_at_deadline(stop: Stop, deadline: Deadline) -> None:
     """The last hand on the deadline inside this process; it works while the main thread is busy loading a model."""
     timer = threading.Timer(
-        max(0.0, deadline - time.time()),
+        max(0.0, deadline.left),
         stop.request,
         (StopReason.DEADLINE, "max_runtime_sec has run out; what was committed is kept"),
         {"seconds": 0.0},
@@ -271,50 +311,43 @@ def _end_at_deadline(stop: Stop, deadline: float) -> None:
     timer.start()
 
 
-async def _replica(
-    request: CreateBatchCompletionsV1Request,
-    options: AttemptOptions,
-    stop: Stop,
-    engine: Engine,
-    reader: InputReader,
-    launch: Launch,
-    directory: JobDirectory,
-    scratch: JobScratch,
-    progress: Progress,
-) -> ExitCode:
-    wanted = PinnedInput(
-        input_identity=reader.identity,
-        input_format=reader.format,
-        chunk_records=options.chunk_records,
-        chunk_tokens=options.chunk_tokens,
-    )
-    pinned = scratch.pin_input(wanted)
-    if pinned.input_identity != wanted.input_identity:
-        raise InputChangedError("the input is not the one that this job began with: launch it again")
-    elements = ElementWriter(launch.handle, launch.created)
-    share = Share(request=request, reader=reader, scratch=scratch, pinned=pinned, elements=elements, progress=progress)
-    replica = Replica(
-        directory=directory,
-        handle=launch.handle,
-        share=share,
-        engine=engine,
-        elements=elements,
-        progress=progress,
-        stop=stop,
-        settings=ReplicaSettings(deadline=launch.deadline, max_error_rate=options.max_error_rate),
-    )
+class _LastWords:
+    """What an attempt leaves behind at its end, however it ends: chunks given back, and a heartbeat that says so."""
+
+    def __init__(self, share: Share, scratch: JobScratch, progress: Progress, stop: Stop) -> None:
+        self._share = share
+        self._scratch = scratch
+        self._progress = progress
+        self._stop = stop
+
+    def __call__(self) -> None:
+        """Say them when the process is ended before there was anything to save."""
+        self._share.close()
+        try:
+            self._share.give_back()
+            self.say(None)
+        except StorageError as error:
+            logger.warning("no last heartbeat: %s", error)
+
+    def say(self, exit_code: ExitCode | None) -> None:
+        """Write the last heartbeat, unless a later attempt has the replica by now."""
+        if self._stop.reason is StopReason.REPLACED:
+            return
+        partial = exit_code is ExitCode.PARTIAL or (exit_code is None and self._stop.is_requested())
+        self._progress.phase = "done" if exit_code is ExitCode.DONE else "partial" if partial else "failed"
+        self._scratch.write_heartbeat(self._progress.heartbeat(self._stop.message or None, self._stop.reason))
+
+
+async def _attend(replica: Replica, last_words: _LastWords) -> ExitCode:
+    stop = replica.stop
+    stop.say_last(last_words)
     exit_code = None
     try:
         exit_code = await replica.run()
         return exit_code
     finally:
         stop.finished()
-        if exit_code is ExitCode.DONE:
-            progress.phase = "done"
-        else:
-            progress.phase = "partial" if exit_code is ExitCode.PARTIAL else "failed"
         try:
-            last = progress.heartbeat(stop.message or None, stop.reason)
-            await asyncio.to_thread(scratch.write_heartbeat, last)
+            await asyncio.to_thread(last_words.say, exit_code)
         except StorageError as error:
             logger.warning("no last heartbeat: %s", error)

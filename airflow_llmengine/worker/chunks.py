@@ -17,12 +17,16 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from airflow_llmengine.spec.job_state import StateDocument
+from airflow_llmengine.spec.job_state import PinnedInput, StateDocument
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.records import RawRecord
 
 DEFAULT_CHUNK_RECORDS = 256
 """Most records of a chunk."""
+
+TRANSIENT = frozenset(error.value for error in RecordErrorType if error.transient)
+"""Error types that trying again may mend."""
 
 DEFAULT_CHUNK_TOKENS = 262_144
 """Most tokens, read and asked for, of a chunk of more than one record: about a minute of one GPU's work."""
@@ -76,22 +80,38 @@ class ChunkResults:
     size: int
     finished: dict[int, Finished] = field(default_factory=dict)
     """By the record's index in the input."""
-    restored: frozenset[int] = frozenset()
-    """Indices that came from the parts of earlier attempts."""
+    saved: set[int] = field(default_factory=set)
+    """Indices that are in a part already, of this attempt or an earlier one."""
+    round_number: int = 0
+    """0, or the number of the time that the chunk is made again for its transient errors."""
+    standing: dict[int, Finished] = field(default_factory=dict)
+    """Of a chunk that is made again: the results that it has so far, and keeps where no better ones come."""
 
     @property
     def complete(self) -> bool:
         """Whether every record of the chunk is finished."""
         return len(self.finished) == self.size
 
+    @property
+    def failures(self) -> Counter[str]:
+        """Failed records by error type."""
+        whole = {**self.standing, **self.finished}
+        return Counter(result.error_type for result in whole.values() if result.error_type is not None)
+
+    @property
+    def transient(self) -> bool:
+        """Whether there are errors that trying again may mend."""
+        return not TRANSIENT.isdisjoint(self.failures)
+
     def encode(self) -> bytes:
         """The file of the whole chunk."""
+        whole = {**self.standing, **self.finished}
         indices = range(self.first, self.first + self.size)
-        return encode_results(self.number, self.first, [self.finished[index] for index in indices], None)
+        return encode_results(self.number, self.first, [whole[index] for index in indices], None)
 
     def encode_part(self) -> bytes | None:
         """The file of what this attempt has finished of the chunk; None when there is nothing new."""
-        indices = sorted(index for index in self.finished if index not in self.restored)
+        indices = sorted(index for index in self.finished if index not in self.saved)
         if not indices:
             return None
         return encode_results(self.number, self.first, [self.finished[index] for index in indices], indices)
@@ -100,25 +120,30 @@ class ChunkResults:
 def cut(
     records: Iterable[RawRecord],
     *,
-    max_records: int,
-    max_tokens: int,
+    pinned: PinnedInput,
     content: CreateBatchCompletionsV1RequestContent | None,
 ) -> Iterator[Chunk]:
     """Cut the input into chunks.
 
+    A chunk is small against what lies before it, so that whatever the length of the input, one chunk is a small part
+    of a replica's share, and replicas that help one another end together.
+
     Args:
         records: The whole input, in order.
-        max_records: Most records of a chunk.
-        max_tokens: Most tokens of a chunk of more than one record.
+        pinned: How many records and tokens a chunk may have, as the job began with.
         content: The V1 parameters that all records share, if the input is V1.
     """
-    number, tokens = 0, 0
+    number, tokens, before = 0, 0, 0
+    max_tokens = pinned.chunk_tokens
+    max_records = min(pinned.chunk_records, pinned.first_chunk_records)
     pending: list[RawRecord] = []
     for record in records:
         weight = record.size // BYTES_PER_TOKEN + requested_tokens(record.value, content)
         if pending and (len(pending) == max_records or tokens + weight > max_tokens):
             yield Chunk(number, pending)
+            before += len(pending)
             number, tokens, pending = number + 1, 0, []
+            max_records = min(pinned.chunk_records, max(pinned.first_chunk_records, before // pinned.chunk_share))
         pending.append(record)
         tokens += weight
     if pending:
@@ -182,6 +207,12 @@ def restore_part(data: bytes) -> dict[int, Finished]:
     if indices is None or len(indices) != len(elements):
         raise ValueError(f"a part of chunk {header.chunk} does not name its records")
     return {index: _finished(element) for index, element in zip(indices, elements, strict=True)}
+
+
+def restore_chunk(data: bytes) -> dict[int, Finished]:
+    """All records of a whole chunk, by index."""
+    header, elements = decode_results(data)
+    return {header.first + place: _finished(element) for place, element in enumerate(elements)}
 
 
 def _finished(element: bytes) -> Finished:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from airflow_llmengine.spec.error_rate import too_many_failures
@@ -20,6 +20,9 @@ from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
 
 logger = logging.getLogger(__name__)
+
+ASK_FOR_CHUNKS = 1000
+"""How many chunks that a listing does not show are asked for one by one."""
 
 
 class JobIncompleteError(Exception):
@@ -91,14 +94,15 @@ def _collect(
     engine: str,
     max_error_rate: float | None,
 ) -> Manifest:
-    end = _require_all_chunks(scratch)
+    rounds = scratch.chunk_files().rounds
+    end = _require_all_chunks(scratch, rounds)
     _require_current(directory, handle)
-    totals = _count(scratch, end)
+    totals = _count(scratch, end, rounds)
     _require_enough_success(totals, max_error_rate)
     as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
     with OutputWriter(directory.output) as writer:
-        for piece in _output(scratch, end, as_lines=as_lines):
+        for piece in _output(scratch, end, rounds, as_lines=as_lines):
             writer.write(piece)
         # Leaving the block puts the output in its place; until then the old one and its manifest stand.
         _require_current(directory, handle)
@@ -144,11 +148,15 @@ def _require_current(directory: JobDirectory, handle: JobHandle) -> None:
         )
 
 
-def _require_all_chunks(scratch: JobScratch) -> InputEnd:
+def _require_all_chunks(scratch: JobScratch, rounds: Mapping[int, int]) -> InputEnd:
     end = scratch.read_end()
     if end is None:
         raise JobIncompleteError("no worker has read the input to its end yet; run the job again to go on")
-    missing = list(ranges(set(range(end.chunks)) - scratch.committed_chunks()))
+    unlisted = set(range(end.chunks)) - rounds.keys()
+    # A listing may be late, so the last few are asked for one by one.
+    if len(unlisted) <= ASK_FOR_CHUNKS:
+        unlisted = {chunk for chunk in unlisted if not scratch.has_chunk(chunk)}
+    missing = list(ranges(unlisted))
     if missing:
         named = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in missing[:5])
         more = "" if len(missing) <= 5 else f" and {len(missing) - 5} more ranges"
@@ -159,28 +167,28 @@ def _require_all_chunks(scratch: JobScratch) -> InputEnd:
     return end
 
 
-def _chunks(scratch: JobScratch, end: InputEnd) -> Iterator[tuple[ChunkHeader, list[bytes]]]:
+def _chunks(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> Iterator[tuple[ChunkHeader, list[bytes]]]:
     first = 0
     for number in range(end.chunks):
+        round_number = rounds.get(number, 0)
+        url = scratch.chunk_url(number, round_number)
         try:
-            header, elements = decode_results(scratch.read_chunk(number))
+            header, elements = decode_results(scratch.read_chunk(number, round_number))
         except ValueError as error:
-            raise StorageDocumentError(
-                f"{scratch.chunk_url(number)} is damaged ({error}); delete it and run the job again"
-            ) from error
+            raise StorageDocumentError(f"{url} is damaged ({error}); delete it and run the job again") from error
         if (header.chunk, header.first) != (number, first):
             raise StorageDocumentError(
-                f"{scratch.chunk_url(number)} holds something else (chunk {header.chunk} from record {header.first}); "
+                f"{url} holds something else (chunk {header.chunk} from record {header.first}); "
                 "delete it and run the job again"
             )
         first += header.records
         yield header, elements
 
 
-def _count(scratch: JobScratch, end: InputEnd) -> _Totals:
+def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _Totals:
     totals = _Totals()
     examples: dict[str, str] = {}
-    for header, elements in _chunks(scratch, end):
+    for header, elements in _chunks(scratch, end, rounds):
         totals.add(header)
         if header.failures.keys() - examples.keys():
             for element in elements:
@@ -203,10 +211,10 @@ def _require_enough_success(totals: _Totals, max_error_rate: float | None) -> No
         raise TooManyFailedRecordsError(f"{failure}; for example: {totals.example}")
 
 
-def _output(scratch: JobScratch, end: InputEnd, *, as_lines: bool) -> Iterator[bytes]:
+def _output(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], *, as_lines: bool) -> Iterator[bytes]:
     """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
     separator, before = (b"\n", b"") if as_lines else (b",\n", b"[\n")
-    for _header, elements in _chunks(scratch, end):
+    for _header, elements in _chunks(scratch, end, rounds):
         yield before + separator.join(elements)
         before = separator
     if as_lines:

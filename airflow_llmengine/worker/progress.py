@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
+import uuid
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from airflow_llmengine.spec.job_state import Heartbeat, ReplicaPhase
-from airflow_llmengine.worker.chunks import Finished
+from airflow_llmengine.worker.chunks import ChunkResults, Finished
+from airflow_llmengine.worker.process_identity import ProcessIdentity
 
 RATE_WINDOW_SECONDS = 60.0
 """Speeds are told over the last so many seconds."""
@@ -22,33 +22,91 @@ class Progress:
 
     replica: int
     replicas: int
+    attempt: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Names this attempt among those of its replica."""
+    wall_clock: Callable[[], float] = time.time
     phase: ReplicaPhase = "starting"
     total: int | None = None
     """Records of the whole input, once known."""
     already: int = 0
-    """Records of this replica's share that earlier attempts finished."""
+    """Records of this replica's share that were found finished."""
     done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     committed: set[int] = field(default_factory=set)
-    started: float = field(default_factory=time.time)
+    records_committed: int = 0
+    """In all attempts of this replica, like the failures among them."""
+    failures_committed: Counter[str] = field(default_factory=Counter)
+    records_open: int = 0
+    """Finished, in chunks that are not committed yet, like the failures among them."""
+    failures_open: Counter[str] = field(default_factory=Counter)
+    failed_elsewhere: int = 0
+    """Failed records that other replicas tell of."""
     loading_seconds: float = 0.0
     generating_seconds: float = 0.0
+    started: float = 0.0
     _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        """Begin now."""
+        self.started = self.wall_clock()
 
     @property
     def failed(self) -> int:
         """Failed records of this attempt."""
         return self.failures.total()
 
+    @property
+    def failed_in_all(self) -> int:
+        """Failed records of the job, as far as replicas have told."""
+        return self.failures_committed.total() + self.failures_open.total() + self.failed_elsewhere
+
+    def go_on_from(self, earlier: Heartbeat) -> None:
+        """Take over what earlier attempts of this replica have committed."""
+        self.records_committed = earlier.records_committed
+        self.failures_committed = Counter(earlier.failures_committed)
+
     def count(self, result: Finished) -> None:
         """Count one record that this attempt finished."""
         self.done += 1
+        self.records_open += 1
         if result.error_type is not None:
             self.failures[result.error_type] += 1
+            self.failures_open[result.error_type] += 1
         self.prompt_tokens += result.prompt_tokens
         self.completion_tokens += result.completion_tokens
+
+    def restore(self, results: Iterable[Finished]) -> None:
+        """Count the records of an open chunk that an earlier attempt finished."""
+        for result in results:
+            self.already += 1
+            self.records_open += 1
+            if result.error_type is not None:
+                self.failures_open[result.error_type] += 1
+
+    def replaces(self, results: ChunkResults) -> None:
+        """A committed chunk is made again: what was found good in it is not in work a second time."""
+        self.records_open += len(results.finished)
+        self.failures_open.update(
+            result.error_type for result in results.finished.values() if result.error_type is not None
+        )
+
+    def commit(self, results: ChunkResults, *, first: bool) -> None:
+        """A chunk stands; ``first``: by this attempt's doing, so that each chunk is counted by one replica alone."""
+        self.committed.add(results.number)
+        self.records_open -= len(results.finished)
+        self.failures_open -= Counter(
+            result.error_type for result in results.finished.values() if result.error_type is not None
+        )
+        if not first:
+            return
+        self.failures_committed += results.failures
+        if results.round_number:
+            replaced = (result.error_type for result in results.standing.values() if result.error_type is not None)
+            self.failures_committed -= Counter(replaced)
+        else:
+            self.records_committed += results.size
 
     def rates(self) -> tuple[float, float]:
         """Records and generated tokens a second, over the last minute."""
@@ -91,19 +149,24 @@ class Progress:
     def heartbeat(self, message: str | None = None, stop_reason: str | None = None) -> Heartbeat:
         """The replica's sign of life."""
         records_per_second, tokens_per_second = self.rates()
+        process = ProcessIdentity.own()
         return Heartbeat(
             replica=self.replica,
             replicas=self.replicas,
+            attempt=self.attempt,
             phase=self.phase,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=process.host,
+            pid=process.pid,
+            pid_namespace=process.pid_namespace,
             started=self.started,
-            updated=time.time(),
+            updated=self.wall_clock(),
             records_total=self.total,
-            records_already_done=self.already,
             records_done=self.done,
             records_failed=self.failed,
             failures=dict(self.failures),
+            records_committed=self.records_committed,
+            failures_committed=dict(self.failures_committed),
+            records_open=self.records_open,
             prompt_tokens=self.prompt_tokens,
             completion_tokens=self.completion_tokens,
             records_per_second=round(records_per_second, 3),

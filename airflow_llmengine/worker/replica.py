@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from airflow_llmengine.spec.error_rate import exceeds_error_rate
@@ -16,16 +17,15 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.worker.chunks import ChunkResults
 from airflow_llmengine.worker.elements import ElementWriter
+from airflow_llmengine.worker.engine_keeper import ALONE, EngineKeeper
 from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork, Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
+from airflow_llmengine.worker.timing import Deadline, Timing
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_SECONDS = 5.0
-"""How often a heartbeat is written, and cancel and supersession are looked for."""
 
 PROGRESS_LINE_SECONDS = 15.0
 """How often a progress line is logged."""
@@ -35,6 +35,9 @@ FLUSH_SECONDS = 10.0
 
 LATENCY_SAMPLES = 256
 """The slowest of so many latest records tells how long before the deadline admission ends."""
+
+AT_ONCE = (StopReason.ENGINE_DIED, StopReason.SUPERSEDED, StopReason.CANCELLED, StopReason.REPLACED)
+"""Reasons to stop for which the records in flight are not waited for."""
 
 PENDING_COMMITS = 8
 """Chunks that may wait for a slow storage before no more records are admitted."""
@@ -48,8 +51,7 @@ class ModelChangedError(Exception):
 class ReplicaSettings:
     """What a replica is told apart from the job itself."""
 
-    deadline: float
-    """Seconds since the epoch."""
+    deadline: Deadline
     max_error_rate: float | None
     """Failed records, as a share of all, above which the job has failed; None: only a job whose every record fails."""
 
@@ -63,27 +65,34 @@ class Replica:
         directory: JobDirectory,
         handle: JobHandle,
         share: Share,
-        engine: Engine,
+        make_engine: Callable[[], Engine],
         elements: ElementWriter,
         progress: Progress,
         stop: Stop,
         settings: ReplicaSettings,
+        timing: Timing,
     ) -> None:
         self._directory = directory
         self._handle = handle
         self._scratch = directory.scratch(handle)
         self._share = share
-        self._engine = engine
+        self._engine = EngineKeeper(make_engine, started=self._pin_model, died=self._save_before_restart)
         self._elements = elements
         self._progress = progress
         self._stop = stop
         self._settings = settings
+        self._timing = timing
         self._open: dict[int, ChunkResults] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
         self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._counting = False
+
+    @property
+    def stop(self) -> Stop:
+        """The switch that ends it early."""
+        return self._stop
 
     async def run(self) -> ExitCode:
         """Do what is left of the share.
@@ -96,15 +105,17 @@ class Replica:
         """
         background: list[asyncio.Task[None]] = []
         try:
-            if self._share.is_done():
+            await self._take_over()
+            background.append(asyncio.create_task(self._watch()))
+            work = await self._next_for_engine()
+            if work is None and not self._stop.is_requested():
                 logger.info("nothing is left to do for this replica; no engine is loaded")
                 return ExitCode.DONE
-            work = await self._next_for_engine()
             if work is not None:
+                self._open[work.results.number] = work.results
                 background.append(asyncio.create_task(self._count_input()))
                 await self._start_engine()
                 self._stop.saving_starts(asyncio.get_running_loop())
-                background.append(asyncio.create_task(self._watch()))
                 background.append(asyncio.create_task(self._watch_deadline()))
                 started = time.monotonic()
                 try:
@@ -115,10 +126,26 @@ class Replica:
             return ExitCode.DONE if self._stop.reason is None else self._stop.reason.exit_code
         finally:
             self._counting = False
+            self._share.close()
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             await self._engine.stop()
+            await self._give_back()
+
+    async def _take_over(self) -> None:
+        """Begin this attempt: from the first heartbeat on, an earlier attempt of the same replica stops."""
+        earlier = await asyncio.to_thread(self._scratch.read_heartbeat, self._progress.replica)
+        if earlier is not None:
+            self._progress.go_on_from(earlier)
+        await self._write_heartbeat()
+
+    async def _give_back(self) -> None:
+        try:
+            await asyncio.to_thread(self._share.give_back)
+        except StorageError as error:
+            # The others find out by this replica's silence, or by its last heartbeat.
+            logger.warning("some chunks could not be given back: %s", error)
 
     async def _next_for_engine(self) -> ChunkWork | None:
         """The next chunk that needs an engine; chunks that don't are committed on the way."""
@@ -131,18 +158,16 @@ class Replica:
 
     async def _start_engine(self) -> None:
         self._progress.phase = "loading"
-        await self._beat("loading the model")
+        await self._write_heartbeat("loading the model")
         started = time.monotonic()
         await self._engine.start()
         self._progress.loading_seconds = time.monotonic() - started
-        logger.info(
-            "%s %s is ready after %.1f s", self._engine.name, self._engine.version, self._progress.loading_seconds
-        )
-        found = PinnedModel(
-            model_identity=self._engine.model_identity,
-            engine=self._engine.name,
-            engine_version=self._engine.version,
-        )
+        engine = self._engine.engine
+        logger.info("%s %s is ready after %.1f s", engine.name, engine.version, self._progress.loading_seconds)
+
+    async def _pin_model(self, engine: Engine) -> None:
+        """Make sure that an engine that was started has the weights that this job began with."""
+        found = PinnedModel(model_identity=engine.model_identity, engine=engine.name, engine_version=engine.version)
         pinned = await asyncio.to_thread(self._scratch.pin_model, found)
         if pinned.model_identity != found.model_identity:
             raise ModelChangedError(
@@ -157,11 +182,20 @@ class Replica:
                 found.engine_version,
             )
 
+    async def _save_before_restart(self, message: str) -> None:
+        """The engine died: keep what it had finished, should this process die over the next one."""
+        try:
+            await self._save_parts(rounds=False)
+            await self._write_heartbeat(f"the engine is started again: {message}")
+        except StorageError as error:
+            logger.warning("%s", error)
+
     async def _generate(self, work: ChunkWork | None) -> bool:
         """Complete the share, from ``work`` on; True if nothing is left of it."""
         self._progress.phase = "generating"
         # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
-        window = self._engine.capacity + max(8, self._engine.capacity // 4)
+        capacity = self._engine.engine.capacity
+        window = capacity + max(8, capacity // 4)
         following = asyncio.create_task(self._next_for_engine())
         try:
             while work is not None and not self._stop.is_requested():
@@ -170,19 +204,19 @@ class Replica:
                     await self._wait_for_room(window)
                     if self._stop.is_requested():
                         break
-                    self._admit(record, work.results)
+                    self._admit(record, work)
                 else:
                     work = await self._unless_stopped(following)
                     following = asyncio.create_task(self._next_for_engine())
             await self._drain()
             return self._share.exhausted and not self._open
         finally:
+            self._share.close()
             following.cancel()
             for task in self._in_flight:
                 task.cancel()
             await asyncio.gather(following, *self._in_flight, *self._commits, return_exceptions=True)
-            if self._open:
-                await self._save_parts()
+            await self._save_parts()
 
     async def _unless_stopped(self, following: asyncio.Task[ChunkWork | None]) -> ChunkWork | None:
         stopped = asyncio.create_task(self._stop.wait())
@@ -203,8 +237,8 @@ class Replica:
             room.cancel()
             stopped.cancel()
 
-    def _admit(self, record: Record, results: ChunkResults) -> None:
-        task = asyncio.create_task(self._complete(record, results))
+    def _admit(self, record: Record, work: ChunkWork) -> None:
+        task = asyncio.create_task(self._complete(record, work))
         self._in_flight.add(task)
         task.add_done_callback(self._left)
 
@@ -212,10 +246,16 @@ class Replica:
         self._in_flight.discard(task)
         self._room.set()
 
-    async def _complete(self, record: Record, results: ChunkResults) -> None:
+    async def _complete(self, record: Record, work: ChunkWork) -> None:
         started = time.monotonic()
+        results = work.results
+
+        async def note_alone() -> None:
+            await asyncio.to_thread(self._share.note_alone, results.number, record.index)
+
         try:
-            finished = self._elements.answer(record, await self._engine.complete(record))
+            answer = await self._engine.complete(record, deaths=ALONE if work.alone else 0, before_alone=note_alone)
+            finished = self._elements.answer(record, answer)
         except RecordRejectedError as error:
             finished = self._elements.error(
                 RecordError(
@@ -228,6 +268,9 @@ class Replica:
             )
         except EngineDiedError as error:
             self._stop.request(StopReason.ENGINE_DIED, str(error))
+            return
+        except StorageError as error:
+            self._stop.request(StopReason.STORAGE_UNREACHABLE, str(error))
             return
         except Exception as error:
             # A defect of ours or of the engine costs this record, not the job. The text of an unknown exception may
@@ -264,10 +307,18 @@ class Replica:
 
     async def _commit(self, results: ChunkResults) -> None:
         """Commit a whole chunk, unless the job is no longer this generation's."""
-        if await self._is_current():
-            await asyncio.to_thread(lambda: self._scratch.commit_chunk(results.number, results.encode()))
-            self._progress.committed.add(results.number)
-            self._open.pop(results.number, None)
+        if not await self._is_current():
+            return
+
+        def commit() -> bool:
+            return self._scratch.commit_chunk(
+                results.number, results.encode(), round_number=results.round_number, transient=results.transient
+            )
+
+        first = await asyncio.to_thread(commit)
+        self._progress.commit(results, first=first)
+        self._share.committed(results)
+        self._open.pop(results.number, None)
 
     async def _is_current(self) -> bool:
         current = await asyncio.to_thread(self._directory.read_current)
@@ -285,10 +336,11 @@ class Replica:
 
     def _check_error_rate(self) -> None:
         rate, total = self._settings.max_error_rate, self._progress.total
-        if rate is not None and total is not None and exceeds_error_rate(self._progress.failed, total, rate):
+        failed = self._progress.failed_in_all
+        if rate is not None and total is not None and exceeds_error_rate(failed, total, rate):
             self._stop.request(
                 StopReason.TOO_MANY_FAILED_RECORDS,
-                f"{self._progress.failed} of {total} records have failed, more than max_error_rate {rate:g} allows",
+                f"{failed} of {total} records have failed, more than max_error_rate {rate:g} allows",
             )
 
     async def _drain(self) -> None:
@@ -299,10 +351,10 @@ class Replica:
                 await asyncio.wait((*self._in_flight, stopped), return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()
                 continue
-            if self._stop.reason in (StopReason.ENGINE_DIED, StopReason.SUPERSEDED, StopReason.CANCELLED):
+            if self._stop.reason in AT_ONCE:
                 patience = 0.0
             else:
-                left = min(self._stop.seconds_left, self._settings.deadline - time.time())
+                left = min(self._stop.seconds_left, self._settings.deadline.left)
                 patience = max(0.0, left - min(FLUSH_SECONDS, left / 3))
             self._progress.phase = "stopping"
             _done, late = await asyncio.wait(self._in_flight, timeout=min(patience, 1.0))
@@ -313,48 +365,86 @@ class Replica:
         if self._commits:
             await asyncio.wait(self._commits)
 
-    async def _save_parts(self) -> None:
-        if self._stop.reason is StopReason.SUPERSEDED or not await self._is_current():
+    async def _save_parts(self, *, rounds: bool = True) -> None:
+        """Keep what is finished of the open chunks: as parts, or for one that is made again, as its next round."""
+        if not self._open or self._stop.reason is StopReason.SUPERSEDED or not await self._is_current():
             return
-        for results in self._open.values():
+        for results in list(self._open.values()):
+            if results.round_number:
+                if rounds:
+                    # With the earlier results where there are no new ones: this round is not tried a second time.
+                    await self._commit(results)
+                continue
             part = results.encode_part()
             if part is not None:
+                indices = set(results.finished)
                 await asyncio.to_thread(self._scratch.commit_part, results.number, part)
+                results.saved |= indices
         logger.info("saved what was finished of %d open chunks", len(self._open))
 
     async def _watch(self) -> None:
-        """Heartbeats, progress lines, and a look for cancel and supersession."""
-        last_line = time.monotonic()
+        """Heartbeats, progress lines, and a look for cancel, supersession and the other replicas' failures."""
+        last_line = last_look = time.monotonic()
         while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(self._timing.heartbeat_seconds)
             try:
                 await self._beat()
-                cancelled = await asyncio.to_thread(self._directory.read_cancel)
-                if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (
-                    self._handle.fingerprint,
-                    self._handle.generation,
-                ):
-                    self._stop.request(
-                        StopReason.CANCELLED, f"the job was cancelled ({cancelled.reason}); what is finished is kept"
-                    )
+                await self._look_for_cancel()
                 await self._is_current()
+                if time.monotonic() - last_look >= self._timing.look_seconds:
+                    last_look = time.monotonic()
+                    await self._look_for_failures()
             except StorageError as error:
                 # A heartbeat is not worth the job: the next commit decides whether storage is really gone.
-                logger.warning("no heartbeat: %s", error)
+                logger.warning("%s", error)
             if time.monotonic() - last_line >= PROGRESS_LINE_SECONDS:
                 last_line = time.monotonic()
-                logger.info("%s", self._progress.line())
+                if self._progress.phase == "generating":
+                    logger.info("%s", self._progress.line())
 
-    async def _beat(self, message: str | None = None) -> None:
-        await asyncio.to_thread(self._scratch.write_heartbeat, self._progress.heartbeat(message))
+    async def _beat(self) -> None:
+        """Show that this attempt is at work; but where a later one of the same replica is, stop."""
+        standing = await asyncio.to_thread(self._scratch.read_heartbeat, self._progress.replica)
+        if standing is not None and standing.attempt != self._progress.attempt:
+            self._stop.request(
+                StopReason.REPLACED,
+                f"a later attempt of replica {standing.replica} has begun (process {standing.pid} on {standing.host}); "
+                "what is finished is kept for it",
+            )
+            return
+        await self._write_heartbeat()
+
+    async def _write_heartbeat(self, message: str | None = None) -> None:
+        if self._stop.reason is not StopReason.REPLACED:
+            await asyncio.to_thread(self._scratch.write_heartbeat, self._progress.heartbeat(message))
+
+    async def _look_for_cancel(self) -> None:
+        cancelled = await asyncio.to_thread(self._directory.read_cancel)
+        if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (
+            self._handle.fingerprint,
+            self._handle.generation,
+        ):
+            self._stop.request(
+                StopReason.CANCELLED, f"the job was cancelled ({cancelled.reason}); what is finished is kept"
+            )
+
+    async def _look_for_failures(self) -> None:
+        """Add up what the other replicas have failed, for ``max_error_rate``."""
+        if self._settings.max_error_rate is None or self._progress.replicas == 1:
+            return
+        beats = await asyncio.to_thread(self._scratch.read_heartbeats)
+        self._progress.failed_elsewhere = sum(
+            sum(beat.failures_committed.values()) for beat in beats if beat.replica != self._progress.replica
+        )
+        self._check_error_rate()
 
     async def _watch_deadline(self) -> None:
         """End admission early enough that the records in flight can finish before the deadline."""
-        started = time.time()
+        whole = self._settings.deadline.left
         while True:
-            left = self._settings.deadline - time.time()
+            left = self._settings.deadline.left
             reserve = max(self._latencies, default=0.0) * 1.25 + min(FLUSH_SECONDS, left / 3)
-            if left <= min(reserve, (self._settings.deadline - started) / 2):
+            if left <= min(reserve, whole / 2):
                 self._stop.request(
                     StopReason.DEADLINE,
                     "max_runtime_sec is about to run out; what is finished is kept",

@@ -1,36 +1,59 @@
-"""A replica's share of the input: which chunks are its own, and what is left to do in each."""
+"""What one replica has to do, chunk by chunk: its own share, then what nobody else does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_llmengine.spec.job_state import InputEnd, PinnedInput
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.spec.results import RecordError
+from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.storage.errors import StorageDocumentError
 from airflow_llmengine.storage.job_directory import JobScratch
-from airflow_llmengine.worker.chunks import Chunk, ChunkResults, Finished, cut, restore_part
+from airflow_llmengine.worker.chunks import (
+    TRANSIENT,
+    Chunk,
+    ChunkResults,
+    Finished,
+    cut,
+    restore_chunk,
+    restore_part,
+)
+from airflow_llmengine.worker.claims import Claims, HeldChunk
 from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader
 from airflow_llmengine.worker.readers.validate import is_batch_line, to_record
-from airflow_llmengine.worker.records import Record
+from airflow_llmengine.worker.records import RawRecord, Record
+from airflow_llmengine.worker.schedule import is_own, outlook
+from airflow_llmengine.worker.timing import Timing
+
+logger = logging.getLogger(__name__)
+
+MAX_ROUNDS = 3
+"""How often a chunk is made again for its transient errors, each time by another attempt."""
+
+DEATHS_UNTIL_ALONE = 2
+"""A chunk over which so many attempts died goes through the engine record by record."""
 
 
 @dataclass(slots=True)
 class ChunkWork:
-    """A chunk that is not committed yet, with the records that still need the engine."""
+    """A chunk that this attempt holds, with the records that still need the engine."""
 
     results: ChunkResults
     todo: list[Record]
+    alone: bool = False
+    """Whether its records go through the engine one by one, as one of them may bring it down."""
 
 
 class Share:
-    """The chunks of one replica, in order; blocking, for a thread of its own.
+    """The chunks that this attempt works on, in order. Blocking, but for the few attributes; safe for threads.
 
-    Chunk *c* belongs to replica *c mod N*. A chunk that is committed already is passed over, whoever committed it, so
-    that another N finds all that was done before.
+    ``next`` claims a chunk before it gives it. A chunk that is committed already is passed over, whoever committed it,
+    so that another number of replicas finds all that was done before.
     """
 
     def __init__(
@@ -42,6 +65,8 @@ class Share:
         pinned: PinnedInput,
         elements: ElementWriter,
         progress: Progress,
+        claims: Claims,
+        timing: Timing,
     ) -> None:
         self._request = request
         self._reader = reader
@@ -49,96 +74,225 @@ class Share:
         self._pinned = pinned
         self._elements = elements
         self._progress = progress
-        self._committed = scratch.committed_chunks()
-        self._interrupted = scratch.part_chunks()
-        self._chunks = self._cut()
+        self._claims = claims
+        self._timing = timing
+        self._closed = threading.Event()
+        self._turn = threading.Lock()
+        self._work = self._all_work()
         self.exhausted = False
-        """Whether ``next`` has come to the end."""
+        """Whether ``next`` has come to the end, with nothing left for this replica."""
         self.end: InputEnd | None = scratch.read_end()
         """How long the input is; None until somebody has read it to its end."""
-
-    def is_done(self) -> bool:
-        """Whether it is known, without reading the input, that nothing is left to do."""
-        return self.end is not None and all(
-            number in self._committed
-            for number in range(self._progress.replica, self.end.chunks, self._progress.replicas)
-        )
+        if self.end is not None:
+            progress.total = self.end.records
 
     def next(self) -> ChunkWork | None:
-        """The next chunk with something left to do or to commit; None after the last."""
-        for chunk in self._chunks:
-            if chunk.number % self._progress.replicas != self._progress.replica:
-                continue
-            if chunk.number in self._committed:
-                self._progress.already += len(chunk.records)
-                continue
-            return self._work(chunk)
-        self.exhausted = True
-        return None
+        """The next chunk with something left to do or to commit; None after the last, and after ``close``."""
+        with self._turn:
+            return None if self._closed.is_set() else next(self._work, None)
+
+    def committed(self, results: ChunkResults) -> None:
+        """A chunk that ``next`` gave is committed."""
+        self._claims.committed(results.number, results.round_number)
+
+    def note_alone(self, chunk: int, record: int) -> None:
+        """Write down that a record is about to go through the engine by itself."""
+        self._claims.note_alone(chunk, record)
+
+    def close(self) -> None:
+        """Claim nothing more, and end a ``next`` that waits."""
+        self._closed.set()
+
+    def give_back(self) -> None:
+        """After ``close``: give back what was claimed and is not committed."""
+        with self._turn:
+            self._claims.give_back()
 
     def count_input(self) -> Iterator[None]:
         """Read the whole input once, only to learn its length; yields now and then, so that a caller can stop it."""
         records = chunks = 0
-        for chunk in self._cut():
+        for chunk in self._chunks():
             records += len(chunk.records)
             chunks += 1
             yield
         self._set_end(records, chunks)
 
-    def _cut(self) -> Iterator[Chunk]:
+    def _all_work(self) -> Iterator[ChunkWork]:
+        self._claims.refresh()
+        yield from self._own_work()
+        while not self._closed.is_set():
+            self._claims.refresh()
+            end = self._known_end()
+            left = [chunk for chunk in range(end.chunks) if not self._is_settled(chunk)]
+            found = outlook(
+                self._claims.states(left),
+                chunks=end.chunks,
+                replica=self._progress.replica,
+                replicas=self._progress.replicas,
+            )
+            if found.decision == "done":
+                self.exhausted = True
+                return
+            if found.decision == "wait":
+                self._closed.wait(self._timing.wait_seconds)
+            else:
+                yield from self._help(found.free)
+
+    def _own_work(self) -> Iterator[ChunkWork]:
+        """Go through the input once, and do what of it is this replica's own."""
+        again = {chunk for chunk in self._claims.files.transient if self._is_own(chunk)}
+        if self.end is not None and not again:
+            own = range(self._progress.replica, self.end.chunks, self._progress.replicas)
+            if all(self._is_settled(chunk) for chunk in own):
+                return
         records = chunks = 0
-        for chunk in cut(
-            self._reader.records(),
-            max_records=self._pinned.chunk_records,
-            max_tokens=self._pinned.chunk_tokens,
-            content=self._reader.content,
-        ):
+        for chunk in self._chunks():
             records += len(chunk.records)
             chunks += 1
-            yield chunk
+            if not self._is_own(chunk.number):
+                continue
+            if chunk.number in self._claims.files.rounds:
+                self._progress.already += len(chunk.records)
+                if chunk.number in again:
+                    yield from self._round(chunk)
+            else:
+                yield from self._claimed(chunk)
+            if self._closed.is_set():
+                return
         self._set_end(records, chunks)
+
+    def _help(self, free: Sequence[int]) -> Iterator[ChunkWork]:
+        """Read the input again for chunks that nobody works on."""
+        first, wanted = free[0], set(free)
+        for part in ({chunk for chunk in wanted if chunk >= first}, {chunk for chunk in wanted if chunk < first}):
+            last = max(part, default=-1)
+            for chunk in self._chunks():
+                if self._closed.is_set() or chunk.number > last:
+                    break
+                if chunk.number in part:
+                    self._claims.refresh(if_older_than=self._timing.look_seconds)
+                    yield from self._claimed(chunk)
+
+    def _claimed(self, chunk: Chunk) -> Iterator[ChunkWork]:
+        held = self._claims.take(chunk.number)
+        if held is not None:
+            yield self._chunk_work(chunk, held)
+
+    def _is_own(self, chunk: int) -> bool:
+        return is_own(chunk, self._progress.replica, self._progress.replicas)
+
+    def _is_settled(self, chunk: int) -> bool:
+        return chunk in self._claims.files.rounds or self._claims.holds(chunk)
+
+    def _chunks(self) -> Iterator[Chunk]:
+        return cut(self._reader.records(), pinned=self._pinned, content=self._reader.content)
+
+    def _known_end(self) -> InputEnd:
+        end = self.end or self._scratch.read_end()
+        if end is None:
+            raise StorageDocumentError(f"{self._scratch} has no end.json though its input was read to the end")
+        self.end = end
+        return end
 
     def _set_end(self, records: int, chunks: int) -> None:
         if self.end is None:
-            self.end = InputEnd(records=records, chunks=chunks)
-            self._scratch.write_end(self.end)
+            self.end = self._scratch.write_end(InputEnd(records=records, chunks=chunks))
         self._progress.total = self.end.records
 
-    def _work(self, chunk: Chunk) -> ChunkWork:
-        restored = self._restored(chunk.number)
-        results = ChunkResults(
+    def _chunk_work(self, chunk: Chunk, held: HeldChunk) -> ChunkWork:
+        restored = self._restored(chunk.number) if held.deaths or chunk.number in self._claims.files.parts else {}
+        results = self._results(chunk, restored, 0)
+        results.saved.update(restored)
+        self._progress.restore(restored.values())
+        todo = self._todo(chunk, results)
+        if held.suspect is not None:
+            todo = self._without_suspect(todo, held.suspect, results)
+        return ChunkWork(results, todo, alone=held.deaths >= DEATHS_UNTIL_ALONE)
+
+    def _results(self, chunk: Chunk, finished: dict[int, Finished], round_number: int) -> ChunkResults:
+        return ChunkResults(
             number=chunk.number,
             first=chunk.records[0].index,
             size=len(chunk.records),
-            finished=restored,
-            restored=frozenset(restored),
+            finished=dict(finished),
+            round_number=round_number,
         )
-        self._progress.already += len(restored)
+
+    def _todo(self, chunk: Chunk, results: ChunkResults) -> list[Record]:
+        """The records that the engine must answer; those that can't be records get their errors at once."""
         todo = []
         for raw in chunk.records:
-            if raw.index in restored:
+            if raw.index in results.finished:
                 continue
             record = to_record(raw, self._request, self._reader.content)
             if isinstance(record, RecordError):
-                # An unreadable line can't be told from others, unless its custom_id could be read.
-                as_batch_line = record.custom_id is not None or is_batch_line(raw.value)
-                failed = self._elements.error(record, is_batch_line=as_batch_line)
-                results.finished[raw.index] = failed
-                self._progress.count(failed)
+                self._fail(results, record, is_line=_looks_like_batch_line(raw, record))
             else:
                 todo.append(record)
-        return ChunkWork(results=results, todo=todo)
+        return todo
+
+    def _without_suspect(self, todo: list[Record], suspect: int, results: ChunkResults) -> list[Record]:
+        """Leave out the record that was alone in the engine when an attempt died."""
+        for record in todo:
+            if record.index == suspect:
+                error = RecordError(
+                    type=RecordErrorType.ENGINE_CRASH,
+                    message=f"{record.location}: the worker died while the engine worked on this record alone, after "
+                    f"it had died {DEATHS_UNTIL_ALONE} times while this record or one near it was in work",
+                    index=record.index,
+                    custom_id=record.custom_id,
+                )
+                self._fail(results, error, is_line=record.is_batch_line)
+        return [record for record in todo if record.index != suspect]
+
+    def _fail(self, results: ChunkResults, error: RecordError, *, is_line: bool) -> None:
+        failed = self._elements.error(error, is_batch_line=is_line)
+        results.finished[error.index] = failed
+        self._progress.count(failed)
+
+    def _round(self, chunk: Chunk) -> Iterator[ChunkWork]:
+        """Make a committed chunk again for its transient errors, if this attempt is the first to try this round."""
+        before = self._claims.files.rounds[chunk.number]
+        if before >= MAX_ROUNDS or not self._claims.take_round(chunk.number, before + 1):
+            return
+        try:
+            standing = restore_chunk(self._scratch.read_chunk(chunk.number, before))
+        except ValueError as error:
+            raise StorageDocumentError(
+                f"{self._scratch.chunk_url(chunk.number, before)} is damaged ({error}); delete it and run the job again"
+            ) from error
+        kept = {index: result for index, result in standing.items() if result.error_type not in TRANSIENT}
+        results = self._results(chunk, kept, before + 1)
+        results.standing = standing
+        self._progress.replaces(results)
+        crashed = {index for index, result in standing.items() if result.error_type == RecordErrorType.ENGINE_CRASH}
+        todo = self._todo(chunk, results)
+        self._progress.already -= len(todo)
+        logger.info(
+            "trying %d records of chunk %d again, which had failed for a reason that may be over",
+            len(todo),
+            chunk.number,
+        )
+        yield ChunkWork(results, todo, alone=bool(crashed))
 
     def _restored(self, number: int) -> dict[int, Finished]:
-        if number not in self._interrupted:
-            return {}
         finished: dict[int, Finished] = {}
         for data in self._scratch.read_parts(number):
             try:
-                finished.update(restore_part(data))
+                part = restore_part(data)
             except ValueError as error:
                 raise StorageDocumentError(
                     f"a part of {self._scratch.chunk_url(number)} is damaged ({error}); delete its parts and run the "
                     "job again"
                 ) from error
+            # The first that was saved counts, as with chunks. Other errors that may be over are not worth keeping, but
+            # it took three engines to find a record that brings them down.
+            for index, result in part.items():
+                if result.error_type not in TRANSIENT or result.error_type == RecordErrorType.ENGINE_CRASH:
+                    finished.setdefault(index, result)
         return finished
+
+
+def _looks_like_batch_line(raw: RawRecord, error: RecordError) -> bool:
+    # An unreadable line can't be told from others, unless its custom_id could be read.
+    return error.custom_id is not None or is_batch_line(raw.value)

@@ -17,6 +17,10 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 logger = logging.getLogger(__name__)
 
 
+LAST_WORDS_SECONDS = 3.0
+"""How long a process that is ended with nothing to save may take to say so."""
+
+
 class StopReason(StrEnum):
     """Why a worker stops before everything is done."""
 
@@ -25,6 +29,7 @@ class StopReason(StrEnum):
     TERMINATED = "terminated"
     LAUNCHER_GONE = "launcher gone"
     SUPERSEDED = "superseded"
+    REPLACED = "replaced"
     TOO_MANY_FAILED_RECORDS = "too many failed records"
     ENGINE_DIED = "engine died"
     STORAGE_UNREACHABLE = "storage unreachable"
@@ -55,7 +60,7 @@ class Stop:
         self._lock = threading.Condition()
         self._saving = False
         self._watchdog: threading.Thread | None = None
-        self._on_exit: Callable[[], None] | None = None
+        self._last_words: Callable[[], None] | None = None
 
     def is_requested(self) -> bool:
         """Whether somebody asked to stop."""
@@ -74,6 +79,10 @@ class Stop:
             self._saving = True
             if self.is_requested():
                 self._event.set()
+
+    def say_last(self, last_words: Callable[[], None]) -> None:
+        """What to do if the process is ended before its work was saved; it gets a few seconds, in another thread."""
+        self._last_words = last_words
 
     def finished(self) -> None:
         """The work is saved: the watchdog stands down."""
@@ -116,6 +125,10 @@ class Stop:
                 left = self._ends_at - time.monotonic()
                 self._lock.wait(None if left == float("inf") else left)
             reason = self.reason
+        if self._last_words is not None:
+            speaker = threading.Thread(target=self._last_words, name="last-words", daemon=True)
+            speaker.start()
+            speaker.join(max(0.0, min(LAST_WORDS_SECONDS, self.seconds_left)))
         end_process((reason or StopReason.TERMINATED).exit_code)
 
 

@@ -45,11 +45,25 @@ def test_a_job_from_its_launch_to_its_cancel(echo_job: EchoJob) -> None:
     scratch.write_end(InputEnd(records=12, chunks=1))
     scratch.write_heartbeat(
         beat(
-            0, records_already_done=2, records_done=3, records_failed=1, failures={"timeout": 1}, tokens_per_second=5.0
+            0,
+            records_committed=2,
+            records_open=3,
+            records_done=3,
+            records_failed=1,
+            failures={"timeout": 1},
+            tokens_per_second=5.0,
         )
     )
     scratch.write_heartbeat(
-        beat(1, records_done=1, records_failed=1, failures={"timeout": 1}, tokens_per_second=9.0, phase="partial")
+        beat(
+            1,
+            records_open=1,
+            records_done=1,
+            records_failed=1,
+            failures={"timeout": 1},
+            tokens_per_second=9.0,
+            phase="partial",
+        )
     )
     assert hook.get(launch.handle).state == "running"
     progress = hook.read_progress(launch.handle.model_dump())

@@ -338,7 +338,7 @@ def test_parts_are_kept_beside_one_another(place: Place) -> None:
     scratch.commit_chunk(7, b"y")
 
     assert scratch.read_parts(5) == [f"{number}\n".encode() for number in range(12)]
-    assert scratch.part_chunks() == {5, 6}
+    assert scratch.chunk_files().parts == {5, 6}
     assert scratch.committed_chunks() == {7}
 
 
@@ -373,7 +373,8 @@ def test_foreign_files_are_no_chunks(local: Place) -> None:
         "000/00000003.part-.jsonl",
         "000/00000003.part-01.jsonl",
         "000/00000003.part--1.jsonl",
-        "000/00000003.round-1.jsonl",
+        "000/00000003.round-.jsonl",
+        "000/00000003.later-1.jsonl",
         "000/deeper/00000003.jsonl",
         "000/.00000003.jsonl.swp",
         "000/.llmengine-0123456789abcdef01234567.tmp",
@@ -383,7 +384,7 @@ def test_foreign_files_are_no_chunks(local: Place) -> None:
         local.storage.location(f"{scratch.root.url}/chunks/{name}").replace(b"x")
 
     assert scratch.committed_chunks() == {1}
-    assert scratch.part_chunks() == {2}
+    assert scratch.chunk_files().parts == {2}
     assert scratch.read_parts(3) == []
     assert scratch.commit_part(3, b"x") == 0
 

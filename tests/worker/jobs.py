@@ -102,7 +102,7 @@ class Job:
         """The chunks that are committed, with their records, from the scratch folders of the job."""
         chunks = {}
         for path in self.folder.glob("output.json.job/*/chunks/*/*.jsonl"):
-            if ".part-" in path.name:
+            if ".part-" in path.name or ".transient-" in path.name:
                 continue
             header = json.loads(path.read_bytes().split(b"\n", 1)[0])
             chunks[header["chunk"]] = range(header["first"], header["first"] + header["records"])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_llmengine.spec.job_state import PinnedInput
 from airflow_llmengine.worker.chunks import (
     ChunkResults,
     Finished,
@@ -16,6 +17,17 @@ from airflow_llmengine.worker.chunks import (
     restore_part,
 )
 from airflow_llmengine.worker.records import RawRecord
+
+
+def pinned(records: int, tokens: int = 1 << 30, first: int | None = None, share: int = 4096) -> PinnedInput:
+    return PinnedInput(
+        input_identity="sha256:1",
+        input_format="json_lines",
+        chunk_records=records,
+        chunk_tokens=tokens,
+        first_chunk_records=records if first is None else first,
+        chunk_share=share,
+    )
 
 
 def raw(index: int, value: object = None, size: int = 40) -> RawRecord:
@@ -31,7 +43,7 @@ def test_chunks_hold_every_record_once_in_order_and_keep_both_bounds(
     sizes: list[int], max_records: int, max_tokens: int
 ) -> None:
     records = [raw(index, {"prompt": "x", "max_tokens": 7}, size) for index, size in enumerate(sizes)]
-    chunks = list(cut(records, max_records=max_records, max_tokens=max_tokens, content=None))
+    chunks = list(cut(records, pinned=pinned(max_records, max_tokens), content=None))
     assert [record for chunk in chunks for record in chunk.records] == records
     assert [chunk.number for chunk in chunks] == list(range(len(chunks)))
     for chunk in chunks:
@@ -43,7 +55,7 @@ def test_chunks_hold_every_record_once_in_order_and_keep_both_bounds(
 def test_12700_records_on_64_replicas_differ_by_one_chunk_at_most() -> None:
     """Case 2: the shares, before any helping."""
     records = (raw(index, {"prompt": "x"}) for index in range(12_700))
-    chunks = list(cut(records, max_records=16, max_tokens=1 << 20, content=None))
+    chunks = list(cut(records, pinned=pinned(16, 1 << 20), content=None))
     shares = [sum(1 for chunk in chunks if chunk.number % 64 == replica) for replica in range(64)]
     assert max(shares) - min(shares) <= 1
     assert sum(len(chunk.records) for chunk in chunks) == 12_700
@@ -106,7 +118,7 @@ def test_a_part_gives_back_records_with_their_counts() -> None:
 
 
 def test_a_part_leaves_out_what_an_earlier_part_holds() -> None:
-    results = ChunkResults(number=0, first=0, size=3, finished={1: finished("old")}, restored=frozenset({1}))
+    results = ChunkResults(number=0, first=0, size=3, finished={1: finished("old")}, saved={1})
     assert results.encode_part() is None
     results.finished[2] = finished("new")
     part = results.encode_part()

@@ -103,7 +103,8 @@ def test_three_prompts_on_four_replicas(tmp_path: Path) -> None:
         done = job.run("--replica", str(replica), "--replicas", "4", "--chunk-records", "1", "--series", "s")
         assert done.returncode == ExitCode.DONE, done.stderr
         logs.append(done.stderr)
-    assert ["is ready" in log for log in logs] == [True, True, True, False]
+    # The first helps with what the others have not begun.
+    assert ["is ready" in log for log in logs] == [True, False, False, False]
     assert not job.output.exists()
     assert job.run(command="collect").returncode == ExitCode.DONE
     assert len(job.results()) == 3
@@ -199,7 +200,7 @@ def test_a_damaged_chunk_is_named_and_not_quoted(tmp_path: Path) -> None:
     job = Job(tmp_path, [f"row {index}" for index in range(20)])
     done = job.run("--replica", "0", "--replicas", "2", "--chunk-records", "20", "--series", "s")
     assert done.returncode == ExitCode.DONE, done.stderr
-    (chunk,) = tmp_path.glob("output.json.job/*/chunks/*/*.jsonl")
+    chunk = min(tmp_path.glob("output.json.job/*/chunks/*/*.jsonl"))
     chunk.write_text('{"text": "a private completion"}\n')
     collected = job.run(command="collect")
     assert collected.returncode == ExitCode.BAD_REQUEST
@@ -326,12 +327,61 @@ def test_a_superseded_worker_stops_before_its_next_commit(tmp_path: Path) -> Non
     assert not job.output.exists()
 
 
-def test_an_engine_that_dies_keeps_what_is_finished(tmp_path: Path) -> None:
-    job = Job(tmp_path, [f"row {index}" for index in range(40)] + ["llmengine-echo:die"] + ["row"] * 10)
-    done = job.run("--chunk-records", "8", LLMENGINE_ECHO_CAPACITY="1", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
+def test_a_record_that_brings_the_engine_down_is_found_out(tmp_path: Path) -> None:
+    prompts = [f"row {index}" for index in range(40)] + ["llmengine-echo:die private"] + ["row"] * 10
+    job = Job(tmp_path, prompts)
+    done = job.run("--chunk-records", "8", LLMENGINE_ECHO_CAPACITY="4", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    failed = {index: result["error"] for index, result in enumerate(job.results()) if "error" in result}
+    assert list(failed) == [40]
+    assert failed[40]["type"] == "engine_crash"
+    assert "line 41" in failed[40]["message"]
+    assert "private" not in done.stderr
+    assert done.stderr.count("starting it again") == 3
+
+
+@pytest.mark.slow
+def test_two_records_that_bring_the_engine_down_beside_one_another(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["row", "llmengine-echo:die", "row", "llmengine-echo:die", "row"] * 2)
+    done = job.run(LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert ["error" in result for result in job.results()] == [False, True, False, True, False] * 2
+    assert job.manifest().failures == {"engine_crash": 4}
+
+
+@pytest.mark.slow
+def test_a_record_that_kills_the_whole_worker_is_found_out(tmp_path: Path) -> None:
+    """As a pod that runs out of memory: nothing is left to tell but the claims."""
+    job = Job(tmp_path, [f"row {index}" for index in range(10)] + ["llmengine-echo:kill"] + ["row"] * 10)
+    codes = []
+    for _attempt in range(4):
+        done = job.run("--series", "one", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
+        codes.append(done.returncode)
+    assert codes == [-9, -9, -9, 0], done.stderr
+    assert job.manifest().failures == {"engine_crash": 1}
+    assert job.results()[10]["error"]["type"] == "engine_crash"
+
+
+def test_an_engine_that_dies_for_its_own_reasons_is_started_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(50)])
+    done = job.run(LLMENGINE_ECHO_CAPACITY="4", LLMENGINE_ECHO_DIES_AFTER="20")
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert job.manifest().failed == 0
+    assert done.stderr.count("starting it again") == 2
+
+
+def test_an_engine_that_dies_again_and_again_keeps_what_is_finished(tmp_path: Path) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(100)])
+    done = job.run("--chunk-records", "4", LLMENGINE_ECHO_CAPACITY="4", LLMENGINE_ECHO_DIES_AFTER="10")
     assert done.returncode == ExitCode.ENGINE_DIED
+    assert "started again 3 times" in done.stderr
     assert len(job.committed()) >= 4
     assert not job.output.exists()
+    assert not list(tmp_path.glob("output.json.job/*/claims/*/*[0-9].[0-9]*"))
+    # The next attempt takes the chunks at once, and pays for nothing that was finished.
+    assert job.run().returncode == ExitCode.DONE
+    assert len(job.results()) == 100
+    assert job.generations().total() <= 104
 
 
 def test_the_end_of_the_launchers_pipe_ends_the_worker_with_its_work_saved(tmp_path: Path) -> None:

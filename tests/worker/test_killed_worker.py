@@ -76,10 +76,16 @@ def test_ten_kills_with_another_number_of_replicas_each_time(tmp_path: Path, see
 
     prompts = [line.split('"prompt": "')[1].split('", "max_tokens')[0] for line in job.input.read_text().splitlines()]
     assert len(job.results()) == RECORDS
+    # A record that was alone in the engine when its worker was killed for the third time over the same chunk may be at
+    # fault, for all that can be told; there are few such moments.
+    suspected = [result for result in job.results() if "error" in result]
+    assert {result["error"]["type"] for result in suspected} <= {"engine_crash"}
+    assert len(suspected) <= 2
     for prompt, result in zip(prompts, job.results(), strict=True):
-        assert prompt in text_of(result)
+        assert "error" in result or prompt in text_of(result)
     generated = job.generations()
-    assert set(generated) == set(range(RECORDS))
+    blamed = {result["error"]["index"] for result in suspected}
+    assert set(generated) | blamed == set(range(RECORDS))
     assert generated.total() <= RECORDS + allowed_again
     assert job.manifest().records == RECORDS
     assert not list(tmp_path.glob("output.json.job/*/"))

@@ -8,11 +8,13 @@ It is set by environment variables:
 - ``LLMENGINE_ECHO_SECONDS_PER_RECORD``: how long one record takes (default 0);
 - ``LLMENGINE_ECHO_CAPACITY``: how many records it works on at once (default 256);
 - ``LLMENGINE_ECHO_LOAD_SECONDS``: how long ``start`` takes (default 0);
+- ``LLMENGINE_ECHO_DIES_AFTER``: after how many answers the engine dies (default: never);
 - ``LLMENGINE_ECHO_LOG``: a file to which it appends ``<index> <process id>`` for each record that it has generated, so
   that what several processes generated can be counted.
 
 A prompt that starts with ``llmengine-echo:reject`` is rejected, one that starts with ``llmengine-echo:die`` ends the
-engine.
+engine, and one that starts with ``llmengine-echo:kill`` the whole process, as when a machine runs out of memory. What
+is in work when the engine dies is not answered.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import asyncio
 import math
 import os
 import re
+import signal
 from typing import Any
 
 from airflow_llmengine import __version__
@@ -33,6 +36,7 @@ from airflow_llmengine.worker.records import PromptRecord, Record
 
 REJECT_MARKER = "llmengine-echo:reject"
 DIE_MARKER = "llmengine-echo:die"
+KILL_MARKER = "llmengine-echo:kill"
 
 
 class EchoEngine:
@@ -46,6 +50,8 @@ class EchoEngine:
         self._seconds_per_record = _number("LLMENGINE_ECHO_SECONDS_PER_RECORD", 0.0)
         self._load_seconds = _number("LLMENGINE_ECHO_LOAD_SECONDS", 0.0)
         self._capacity = int(_number("LLMENGINE_ECHO_CAPACITY", 256, least=1))
+        self._dies_after = _number("LLMENGINE_ECHO_DIES_AFTER", math.inf)
+        self._answers = 0
         self._log_path = os.environ.get("LLMENGINE_ECHO_LOG")
         self._log: int | None = None
         self._slots = asyncio.Semaphore(self._capacity)
@@ -81,8 +87,14 @@ class EchoEngine:
             if prompt.startswith(DIE_MARKER):
                 self._dead = True
                 raise EngineDiedError(f"a prompt starts with {DIE_MARKER}")
+            if prompt.startswith(KILL_MARKER):
+                os.kill(os.getpid(), signal.SIGKILL)
         async with self._slots:
             await asyncio.sleep(self._seconds_per_record)
+        self._dead = self._dead or self._answers >= self._dies_after
+        if self._dead:
+            raise EngineDiedError("the stand-in engine has died")
+        self._answers += 1
         if self._log is not None:
             os.write(self._log, f"{record.index} {os.getpid()}\n".encode())
         return self._answer(record, prompts)

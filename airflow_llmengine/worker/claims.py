@@ -1,0 +1,144 @@
+"""Claims: which chunks this attempt may work on, and which others do. Blocking; for one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_llmengine.spec.job_state import Claim
+from airflow_llmengine.storage.job_directory import ChunkFiles, JobScratch
+from airflow_llmengine.worker.attempts import Attempts, HolderState
+from airflow_llmengine.worker.process_identity import ProcessIdentity
+from airflow_llmengine.worker.timing import Timing
+
+
+@dataclass(frozen=True, slots=True)
+class HeldChunk:
+    """A chunk that this attempt has claimed."""
+
+    chunk: int
+    deaths: int
+    """How many earlier attempts died while they held it."""
+    suspect: int | None = None
+    """Index of the record that was alone in the engine when the last of them died."""
+
+
+class Claims:
+    """What one attempt holds, and what it knows of the others' claims.
+
+    Args:
+        scratch: The job.
+        replica: This replica's number.
+        attempt: Names this attempt, as its heartbeat does.
+        timing: Times and clock.
+    """
+
+    def __init__(self, scratch: JobScratch, *, replica: int, attempt: str, timing: Timing) -> None:
+        self._scratch = scratch
+        self._replica = replica
+        self._attempt = attempt
+        self._timing = timing
+        self._process = ProcessIdentity.own()
+        self._attempts = Attempts(timing)
+        self._newest: dict[int, int] = {}
+        self._read: dict[tuple[int, int], Claim] = {}
+        self._held: dict[int, int] = {}
+        self._committed: dict[int, int] = {}
+        self._refreshed = float("-inf")
+        self.files = ChunkFiles()
+        """What is committed, as far as it is known here."""
+
+    def refresh(self, *, if_older_than: float = 0.0) -> None:
+        """List chunks and claims, and look at the heartbeats, unless that was done so many seconds ago."""
+        if time.monotonic() - self._refreshed < if_older_than:
+            return
+        files = self._scratch.chunk_files()
+        # A listing may be late; what was committed stays so.
+        for known in (dict(self.files.rounds), self._committed.copy()):
+            for chunk, round_number in known.items():
+                files.rounds[chunk] = max(round_number, files.rounds.get(chunk, 0))
+        self.files = files
+        self._newest = self._scratch.claims()
+        self._attempts.observe(self._scratch.read_heartbeats(), time.monotonic())
+        self._refreshed = time.monotonic()
+
+    def states(self, chunks: Iterable[int]) -> dict[int, HolderState | None]:
+        """Who holds each of these chunks, as far as it is known; None: nobody."""
+        return {chunk: self._state(chunk) for chunk in chunks}
+
+    def holds(self, chunk: int) -> bool:
+        """Whether this attempt works on the chunk."""
+        return chunk in self._held
+
+    def take(self, chunk: int) -> HeldChunk | None:
+        """Claim a chunk; None if somebody holds it, or it is committed."""
+        if chunk in self.files.rounds or chunk in self._held or self._state(chunk) not in (None, "gone"):
+            return None
+        newest = self._newest.get(chunk)
+        before = None if newest is None else self._claim(chunk, newest)
+        # A claim that was given back is gone, and its number free again.
+        number = 0 if newest is None else newest if before is None else newest + 1
+        if not self._scratch.create_claim(chunk, number, self._own_claim()):
+            # Somebody was faster, or the listing late.
+            self._newest[chunk] = max(number, self._newest.get(chunk, 0))
+            return None
+        self._newest[chunk] = number
+        self._read.pop((chunk, number), None)
+        self._held[chunk] = number
+        if number and self._scratch.has_chunk(chunk):
+            # Its last holder had committed it by then.
+            self.files.rounds.setdefault(chunk, 0)
+            del self._held[chunk]
+            return None
+        return HeldChunk(chunk, number, None if before is None else before.alone)
+
+    def take_round(self, chunk: int, round_number: int) -> bool:
+        """Take it upon oneself to make a committed chunk again; each round is tried once, by whoever comes first."""
+        return self._scratch.claim_round(chunk, round_number, self._own_claim())
+
+    def note_alone(self, chunk: int, record: int) -> None:
+        """Write down that a record goes through the engine by itself: if the process dies now, it was that one."""
+        number = self._held.get(chunk)
+        if number is not None:
+            self._scratch.replace_claim(chunk, number, self._own_claim(alone=record))
+
+    def committed(self, chunk: int, round_number: int = 0) -> None:
+        """A chunk that this attempt held is committed."""
+        self._committed[chunk] = self.files.rounds[chunk] = round_number
+        self._held.pop(chunk, None)
+
+    def give_back(self) -> None:
+        """Give back what is held and not committed, so that others need not wait for this attempt's silence."""
+        while self._held:
+            chunk, number = self._held.popitem()
+            self._scratch.delete_claim(chunk, number)
+
+    def _state(self, chunk: int) -> HolderState | None:
+        if chunk in self._held:
+            return "at work"
+        number = self._newest.get(chunk)
+        claim = None if number is None else self._claim(chunk, number)
+        if claim is None:
+            return None
+        return self._attempts.holder_state(claim, time.monotonic())
+
+    def _claim(self, chunk: int, number: int) -> Claim | None:
+        claim = self._read.get((chunk, number))
+        if claim is None or self._attempts.holder_state(claim, time.monotonic()) == "gone":
+            # It may have been given back in the meantime, or a record been noted in it.
+            claim = self._scratch.read_claim(chunk, number)
+            if claim is not None:
+                self._read[chunk, number] = claim
+        return claim
+
+    def _own_claim(self, alone: int | None = None) -> Claim:
+        return Claim(
+            replica=self._replica,
+            attempt=self._attempt,
+            host=self._process.host,
+            pid=self._process.pid,
+            pid_namespace=self._process.pid_namespace,
+            claimed=self._timing.wall_clock(),
+            alone=alone,
+        )
