@@ -76,8 +76,7 @@ class EchoEngine:
 
     async def complete(self, record: Record) -> Answer:
         """Answer with the prompt."""
-        if self._dead:
-            raise EngineDiedError("the stand-in engine has died before")
+        self._require_life()
         prompts = _prompts(record)
         for prompt in prompts:
             if prompt == "":
@@ -91,13 +90,17 @@ class EchoEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
         async with self._slots:
             await asyncio.sleep(self._seconds_per_record)
-        self._dead = self._dead or self._answers >= self._dies_after
-        if self._dead:
-            raise EngineDiedError("the stand-in engine has died")
+        self._require_life()
         self._answers += 1
         if self._log is not None:
             os.write(self._log, f"{record.index} {os.getpid()}\n".encode())
         return self._answer(record, prompts)
+
+    def _require_life(self) -> None:
+        if self._answers >= self._dies_after:
+            self._dead = True
+        if self._dead:
+            raise EngineDiedError("the stand-in engine has died")
 
     async def stop(self) -> None:
         """Close the log."""
