@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from dataclasses import dataclass
 
@@ -111,6 +110,8 @@ def run_attempt(
         return AttemptOutcome(storage_exit_code(error), str(error))
     except EngineDiedError as error:
         return AttemptOutcome(ExitCode.ENGINE_DIED, str(error))
+    finally:
+        stop.close()
 
 
 def storage_exit_code(error: StorageError) -> ExitCode:
@@ -129,7 +130,7 @@ def _run(
     engine = make_engine(request).name
     reader = open_input(storage, request)
     launch = (
-        join_job(storage, request, input_identity=reader.identity, engine=engine)
+        join_job(storage, request, input_identity=reader.identity, engine=engine, generation=options.generation)
         if options.launched
         else launch_job(
             storage,
@@ -145,7 +146,8 @@ def _run(
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
     deadline = Deadline(launch.deadline, timing)
-    _end_at_deadline(stop, deadline)
+    # The last hand on the deadline inside this process; it works while the main thread is busy loading a model.
+    stop.end_at_deadline(deadline.left, "max_runtime_sec has run out; what was committed is kept")
     directory = JobDirectory(storage, request.output_data_path)
     progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
     scratch = directory.scratch(launch.handle)
@@ -297,18 +299,6 @@ def join_job(
             return Launch(manifest.handle, deadline=time.time(), created=manifest.created, manifest=manifest)
         raise JobMismatchError(f"the job directory of {request.output_data_path} has no job.json: launch it again")
     return Launch(handle=handle, deadline=job.deadline, created=job.created, resumed=True)
-
-
-def _end_at_deadline(stop: Stop, deadline: Deadline) -> None:
-    """The last hand on the deadline inside this process; it works while the main thread is busy loading a model."""
-    timer = threading.Timer(
-        max(0.0, deadline.left),
-        stop.request,
-        (StopReason.DEADLINE, "max_runtime_sec has run out; what was committed is kept"),
-        {"seconds": 0.0},
-    )
-    timer.daemon = True
-    timer.start()
 
 
 class _LastWords:

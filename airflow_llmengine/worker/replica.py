@@ -196,26 +196,29 @@ class Replica:
         # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
         capacity = self._engine.engine.capacity
         window = capacity + max(8, capacity // 4)
-        following = asyncio.create_task(self._next_for_engine())
+        following: asyncio.Task[ChunkWork | None] | None = None
         try:
             while work is not None and not self._stop.is_requested():
                 self._open[work.results.number] = work.results
+                # Claimed ahead, so that the engine need not wait for storage.
+                following = None if self._share.helping else asyncio.create_task(self._next_for_engine())
                 for record in work.todo:
                     await self._wait_for_room(window)
                     if self._stop.is_requested():
                         break
                     self._admit(record, work)
                 else:
+                    await self._wait_for_room(window)
+                    following = following or asyncio.create_task(self._next_for_engine())
                     work = await self._unless_stopped(following)
-                    following = asyncio.create_task(self._next_for_engine())
             await self._drain()
             return self._share.exhausted and not self._open
         finally:
             self._share.close()
-            following.cancel()
-            for task in self._in_flight:
+            ahead = [] if following is None else [following]
+            for task in (*ahead, *self._in_flight):
                 task.cancel()
-            await asyncio.gather(following, *self._in_flight, *self._commits, return_exceptions=True)
+            await asyncio.gather(*ahead, *self._in_flight, *self._commits, return_exceptions=True)
             await self._save_parts()
 
     async def _unless_stopped(self, following: asyncio.Task[ChunkWork | None]) -> ChunkWork | None:

@@ -79,6 +79,8 @@ class Share:
         self._closed = threading.Event()
         self._turn = threading.Lock()
         self._work = self._all_work()
+        self.helping = False
+        """Whether its own share is done: then a chunk is better claimed late, as somebody else may have time for it."""
         self.exhausted = False
         """Whether ``next`` has come to the end, with nothing left for this replica."""
         self.end: InputEnd | None = scratch.read_end()
@@ -120,6 +122,7 @@ class Share:
     def _all_work(self) -> Iterator[ChunkWork]:
         self._claims.refresh()
         yield from self._own_work()
+        self.helping = True
         while not self._closed.is_set():
             self._claims.refresh()
             end = self._known_end()

@@ -49,9 +49,13 @@ class Stop:
 
     Until ``saving_starts`` is called there is nothing to save, and a stop ends the process at once, even while the
     main thread is busy loading a model.
+
+    Args:
+        end: Ends this process with an exit code, when there is no time left or nothing to save.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[ExitCode], None] | None = None) -> None:
+        self._end = end or end_process
         self.reason: StopReason | None = None
         self.message = ""
         self._ends_at = float("inf")
@@ -60,6 +64,8 @@ class Stop:
         self._lock = threading.Condition()
         self._saving = False
         self._watchdog: threading.Thread | None = None
+        self._deadline: threading.Timer | None = None
+        self._closed = False
         self._last_words: Callable[[], None] | None = None
 
     def is_requested(self) -> bool:
@@ -91,6 +97,22 @@ class Stop:
             self._saving = True
             self._lock.notify_all()
 
+    def end_at_deadline(self, seconds: float, message: str) -> None:
+        """End the process in so many seconds, whatever the main thread is busy with then."""
+        self._deadline = threading.Timer(
+            max(0.0, seconds), self.request, (StopReason.DEADLINE, message), {"seconds": 0.0}
+        )
+        self._deadline.daemon = True
+        self._deadline.start()
+
+    def close(self) -> None:
+        """Nothing is left to stop: neither the deadline nor the watchdog ends the process any more."""
+        with self._lock:
+            self._closed = True
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._lock.notify_all()
+
     async def wait(self) -> None:
         """Return once a stop is asked for. Only after ``saving_starts``."""
         if self._event is None:
@@ -114,22 +136,24 @@ class Stop:
             saving = self._saving
             if saving and self._loop is not None and self._event is not None and not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._event.set)
-            if self._watchdog is None:
+            if self._watchdog is None and not self._closed:
                 self._watchdog = threading.Thread(target=self._watch, name="stop-watchdog", daemon=True)
                 self._watchdog.start()
             self._lock.notify_all()
 
     def _watch(self) -> None:
         with self._lock:
-            while self._saving and self._ends_at > time.monotonic():
+            while not self._closed and self._saving and self._ends_at > time.monotonic():
                 left = self._ends_at - time.monotonic()
                 self._lock.wait(None if left == float("inf") else left)
+            if self._closed:
+                return
             reason = self.reason
         if self._last_words is not None:
             speaker = threading.Thread(target=self._last_words, name="last-words", daemon=True)
             speaker.start()
             speaker.join(max(0.0, min(LAST_WORDS_SECONDS, self.seconds_left)))
-        end_process((reason or StopReason.TERMINATED).exit_code)
+        self._end((reason or StopReason.TERMINATED).exit_code)
 
 
 def end_process(exit_code: ExitCode) -> None:
