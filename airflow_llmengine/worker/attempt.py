@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.identity import fingerprint
-from airflow_llmengine.spec.job_state import PinnedInput
+from airflow_llmengine.spec.job_state import JobHandle, PinnedInput
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.errors import StorageError
@@ -284,16 +284,10 @@ def join_job(
             f"generation {generation} of {request.output_data_path} is to be joined, and {current.generation} is the "
             "current one: another launch took over"
         )
-    handle = next(
-        (
-            handle
-            for handle in directory.scratches()
-            if (handle.fingerprint, handle.generation) == (current.fingerprint, current.generation)
-        ),
-        None,
-    )
-    job = None if handle is None else directory.scratch(handle).read_job()
-    if handle is None or job is None:
+    # Asked directly, and not by a listing, which may be late.
+    handle = JobHandle(path=directory.output.url, fingerprint=expected, generation=current.generation)
+    job = directory.scratch(handle).read_job()
+    if job is None:
         manifest = directory.valid_manifest()
         if manifest is not None and manifest.fingerprint == expected:
             return Launch(manifest.handle, deadline=time.time(), created=manifest.created, manifest=manifest)
