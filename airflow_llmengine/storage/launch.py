@@ -218,6 +218,11 @@ def _generation(
 ) -> tuple[int, bool]:
     """The generation to work on, and whether its job directory stands already."""
     known = directory.scratches()
+    if current is not None:
+        newest = JobHandle(path=directory.output.url, fingerprint=current.fingerprint, generation=current.generation)
+        # A listing may be late, and what was finished would be paid for again.
+        if newest not in known and directory.scratch(newest).read_job() is not None:
+            known.append(newest)
     if if_done == "reuse":
         resumable = [handle.generation for handle in known if handle.fingerprint == job_fingerprint]
         if resumable:
