@@ -26,6 +26,18 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["airflow_llmengine.operators.batch_completions"],
             }
         ],
+        "sensors": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": ["airflow_llmengine.sensors.batch_completions"],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": INTEGRATION,
+                "python-modules": ["airflow_llmengine.triggers.batch_completions"],
+            }
+        ],
         "hooks": [
             {
                 "integration-name": INTEGRATION,

@@ -62,6 +62,9 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("hooks/__init__.py", "import airflow_llmengine.operators"),
         ("hooks/__init__.py", "import airflow_llmengine.worker.cli"),
         ("operators/__init__.py", "import transformers"),
+        ("operators/__init__.py", "import airflow_llmengine.sensors"),
+        ("triggers/__init__.py", "import airflow_llmengine.sensors"),
+        ("storage/__init__.py", "import airflow_llmengine.triggers"),
     ],
 )
 def test_a_forbidden_import_breaks_a_contract_even_inside_a_function(

@@ -89,22 +89,39 @@ class LLMEngineHook(BaseHook):
         Raises:
             ConnectionUnusableError: It is not defined, of another type, or holds what it can't.
         """
-        from airflow_llmengine.hooks.connection_settings import ConnectionSettings
-
         try:
             connection = self.get_connection(self.llmengine_conn_id)
         except AirflowNotFoundException as error:
+            raise self._undefined() from error
+        return self._parse(connection.conn_type, connection.extra_dejson)
+
+    async def aread_settings(self) -> None:
+        """Read the connection as a trigger must: without blocking the event loop. The rest may then run in a thread.
+
+        Raises:
+            ConnectionUnusableError: As for ``settings``.
+        """
+        try:
+            connection = await self.aget_connection(self.llmengine_conn_id)
+        except AirflowNotFoundException as error:
+            raise self._undefined() from error
+        self.settings = self._parse(connection.conn_type, await connection.aextra_dejson())
+
+    def _undefined(self) -> ConnectionUnusableError:
+        return ConnectionUnusableError(
+            f"The connection {self.llmengine_conn_id} is not defined: define it, of type {self.conn_type}, under "
+            f"Connections, or as AIRFLOW_CONN_{self.llmengine_conn_id.upper()}="
+            '\'{"conn_type": "llmengine", "extra": {"launcher": "local"}}\'.'
+        )
+
+    def _parse(self, conn_type: str | None, extra: Mapping[str, Any]) -> ConnectionSettings:
+        from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+
+        if conn_type != self.conn_type:
             raise ConnectionUnusableError(
-                f"The connection {self.llmengine_conn_id} is not defined: define it, of type {self.conn_type}, under "
-                f"Connections, or as AIRFLOW_CONN_{self.llmengine_conn_id.upper()}="
-                '\'{"conn_type": "llmengine", "extra": {"launcher": "local"}}\'.'
-            ) from error
-        if connection.conn_type != self.conn_type:
-            raise ConnectionUnusableError(
-                f"The connection {self.llmengine_conn_id} is of type {connection.conn_type}: name one of type "
-                f"{self.conn_type}."
+                f"The connection {self.llmengine_conn_id} is of type {conn_type}: name one of type {self.conn_type}."
             )
-        return ConnectionSettings.parse(self.llmengine_conn_id, connection.extra_dejson)
+        return ConnectionSettings.parse(self.llmengine_conn_id, extra)
 
     @cached_property
     def storage_options(self) -> dict[str, dict[str, Any]]:
@@ -208,6 +225,20 @@ class LLMEngineHook(BaseHook):
         with storage_errors():
             return job_status(self.storage(), _handle(job))
 
+    def glance(self, job: JobHandle | Mapping[str, Any] | str) -> JobStatus:
+        """A job's status for whoever asks again and again: ``done`` is not checked against the output itself.
+
+        Args:
+            job: As for ``get``.
+
+        Raises:
+            StorageFailedError: The job directory can't be read.
+        """
+        from airflow_llmengine.storage.status import glance
+
+        with storage_errors():
+            return glance(self.storage(), _handle(job))
+
     def cancel(self, job: JobHandle | Mapping[str, Any] | str, reason: str = "by hand") -> JobHandle:
         """Tell every worker of a job to stop and save; they look every few seconds.
 
@@ -250,7 +281,7 @@ class LLMEngineHook(BaseHook):
         Raises:
             StorageFailedError: The job directory can't be read.
         """
-        return _progress(self.get(job))
+        return progress_of(self.get(job))
 
     def test_connection(self) -> tuple[bool, str]:
         """What the button "Test" does: the fields, the worker's interpreter, the engine, and the storage connection."""
@@ -268,7 +299,8 @@ def _handle(job: JobHandle | Mapping[str, Any] | str) -> JobHandle | str:
     return JobHandle.model_validate(job) if isinstance(job, Mapping) else job
 
 
-def _progress(status: JobStatus) -> JobProgress:
+def progress_of(status: JobStatus) -> JobProgress:
+    """How far a job is, by its status."""
     manifest = status.manifest
     if manifest is not None:
         return JobProgress(

@@ -44,7 +44,7 @@ def test_it_loads_nothing() -> None:
 
 def test_every_module_and_class_that_it_names_is_there() -> None:
     info = get_provider_info()
-    for kind in ("operators", "hooks"):
+    for kind in ("operators", "sensors", "triggers", "hooks"):
         for entry in info[kind]:
             assert entry["integration-name"] == info["integrations"][0]["integration-name"]
             for module in entry["python-modules"]:
@@ -106,6 +106,7 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
         "airflow_llmengine.get_provider_info",
         "airflow_llmengine.hooks",
         "airflow_llmengine.hooks.job_failure",
+        "airflow_llmengine.hooks.job_summary",
         "airflow_llmengine.hooks.llmengine",
         "airflow_llmengine.operators",
         "airflow_llmengine.operators.attempt_options",
