@@ -319,7 +319,7 @@ def progress_of(status: JobStatus) -> JobProgress:
             failures[name] = failures.get(name, 0) + count
     return JobProgress(
         records_total=None if status.end is None else status.end.records,
-        records_done=sum(beat.records_already_done + beat.records_done for beat in beats),
+        records_done=sum(beat.records_committed + beat.records_open for beat in beats),
         records_failed=sum(beat.records_failed for beat in beats),
         failures=failures,
         prompt_tokens=sum(beat.prompt_tokens for beat in beats),
