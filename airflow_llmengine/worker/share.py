@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_llmengine.spec.job_state import InputEnd, PinnedInput
@@ -121,8 +121,13 @@ class Share:
 
     def _all_work(self) -> Iterator[ChunkWork]:
         self._claims.refresh()
-        yield from self._own_work()
+        # What this attempt finds; what is committed from now on is left to a later one.
+        again = set(self._claims.files.transient)
+        own = {chunk for chunk in again if self._is_own(chunk)}
+        yield from self._own_work(own)
         self.helping = True
+        if again - own:
+            yield from self._rounds(again - own)
         while not self._closed.is_set():
             self._claims.refresh()
             end = self._known_end()
@@ -141,9 +146,8 @@ class Share:
             else:
                 yield from self._help(found.free)
 
-    def _own_work(self) -> Iterator[ChunkWork]:
+    def _own_work(self, again: Collection[int]) -> Iterator[ChunkWork]:
         """Go through the input once, and do what of it is this replica's own."""
-        again = {chunk for chunk in self._claims.files.transient if self._is_own(chunk)}
         if self.end is not None and not again:
             own = range(self._progress.replica, self.end.chunks, self._progress.replicas)
             if all(self._is_settled(chunk) for chunk in own):
@@ -163,6 +167,15 @@ class Share:
             if self._closed.is_set():
                 return
         self._set_end(records, chunks)
+
+    def _rounds(self, again: Collection[int]) -> Iterator[ChunkWork]:
+        """Make other replicas' chunks again for their transient errors, where nobody else does."""
+        last = max(again)
+        for chunk in self._chunks():
+            if self._closed.is_set() or chunk.number > last:
+                return
+            if chunk.number in again:
+                yield from self._round(chunk)
 
     def _help(self, free: Sequence[int]) -> Iterator[ChunkWork]:
         """Read the input again for chunks that nobody works on."""
