@@ -1,8 +1,8 @@
 """Finding and ending worker processes that earlier attempts left on this machine.
 
-A worker's processes carry a mark in their environment, which their children inherit. So they are found even when the
-process group is broken up and nobody remembers a process id: an engine process outlives a killed worker, goes on
-computing, and keeps the GPU's memory.
+A worker's processes carry a mark in their environment, which their children inherit, so that they are found when nobody
+remembers a process id. vLLM gives its engine processes other names, and Linux keeps those in the place of the
+environment; they are found by the session that the worker leads.
 """
 
 from __future__ import annotations
@@ -71,7 +71,23 @@ def find_leftovers(mark: WorkerMark) -> list[psutil.Process]:
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and mark.is_leftover(process.environ()):
                 found.append(process)
-    return found
+    return found + _in_sessions_of(found)
+
+
+def _in_sessions_of(marked: list[psutil.Process]) -> list[psutil.Process]:
+    """Other processes of the sessions that marked ones belong to; a worker has a session of its own."""
+    sessions = {_session(process) for process in marked} - {None, os.getsid(0)}
+    known = {process.pid for process in marked}
+    if not sessions:
+        return []
+    return [process for process in psutil.process_iter() if process.pid not in known and _session(process) in sessions]
+
+
+def _session(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return None
 
 
 def end_leftovers(

@@ -115,6 +115,23 @@ def test_a_leader_has_time_to_save_and_is_signalled_alone(tmp_path: Path, proces
     assert not find_leftovers(mark)
 
 
+def test_a_child_that_shows_no_environment_is_found_by_its_session(tmp_path: Path, processes: ExitStack) -> None:
+    """vLLM renames its engine processes, and Linux then shows nothing in the place of their environment."""
+    mark = WorkerMark(str(tmp_path), 0, "series")
+    leader = start(
+        processes,
+        mark,
+        "import subprocess, sys\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'input()'], env={}).pid, flush=True)\n"
+        "input()",
+    )
+    assert leader.stdout is not None
+    child = psutil.Process(int(leader.stdout.readline()))
+    assert {process.pid for process in find_leftovers(mark)} == {leader.pid, child.pid}
+    end(mark, grace_seconds=0)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 def test_what_does_not_end_is_killed(tmp_path: Path, processes: ExitStack) -> None:
     mark = WorkerMark(str(tmp_path), 0, "series")
     script = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 
 RECORDS = 300
 CHUNK_RECORDS = 10
+SESSIONS: defaultdict[str, list[int]] = defaultdict(list)
+"""The sessions of the workers that each test has started."""
 TOPICS = ("bread", "rain", "trains", "the Moon", "chess", "a river", "old maps", "bees", "glass", "salt")
 
 
@@ -32,7 +35,7 @@ def chunk_files(folder: Path) -> dict[str, int]:
 
 
 def start(folder: Path, mark: str, *arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+    worker = subprocess.Popen(
         [
             *(sys.executable, "-m", "airflow_llmengine.worker", "run", str(folder / "request.json")),
             *("--chunk-records", str(CHUNK_RECORDS), "--series", "s", *arguments),
@@ -42,16 +45,58 @@ def start(folder: Path, mark: str, *arguments: str) -> subprocess.Popen[bytes]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
+    SESSIONS[mark].append(worker.pid)
+    return worker
 
 
 def marked_processes(mark: str) -> list[int]:
-    """Every process that came from this test's workers, whatever became of its parent."""
+    """Every process that came from this test's workers, whatever became of its parent.
+
+    vLLM's renamed processes show no environment, but stay in the session that the worker leads.
+    """
     found = []
+    sessions = set(SESSIONS[mark])
     for process in psutil.process_iter(["environ", "status"]):
-        environment = process.info["environ"] or {}
-        if environment.get("LLMENGINE_TEST_MARK") == mark and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if process.info["status"] == psutil.STATUS_ZOMBIE:
+            continue
+        try:
+            ours = os.getsid(process.pid) in sessions
+        except ProcessLookupError:
+            continue
+        if ours or (process.info["environ"] or {}).get("LLMENGINE_TEST_MARK") == mark:
             found.append(process.pid)
     return found
+
+
+def write_job(folder: Path, model: Path, records: int) -> None:
+    lines: list[dict[str, Any]] = [
+        {
+            "prompt": f"Note {index}, about {TOPICS[index % 10]} and {TOPICS[index // 10 % 10]}:",
+            "max_tokens": 16,
+            "temperature": 0,
+            "user": f"record {index}",
+        }
+        for index in range(records)
+    ]
+    (folder / "input.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    request = {
+        "input_data_path": str(folder / "input.jsonl"),
+        "output_data_path": str(folder / "output.jsonl"),
+        "model_config": {
+            "model": "SmolLM2",
+            "checkpoint_path": str(model),
+            "max_model_len": 512,
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_num_seqs": 16,
+        },
+    }
+    (folder / "request.json").write_text(json.dumps(request))
+
+
+def require_answers(folder: Path, records: int) -> None:
+    answers = [json.loads(line) for line in (folder / "output.jsonl").read_text().splitlines()]
+    assert [answer["metadata"]["user"] for answer in answers] == [f"record {index}" for index in range(records)]
 
 
 @pytest.fixture
@@ -66,29 +111,7 @@ def mark(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.engine
 @pytest.mark.timeout(2400)
 def test_two_kills_of_a_real_worker(tmp_path: Path, quickstart_model: Path, mark: str) -> None:
-    records: list[dict[str, Any]] = [
-        {
-            "prompt": f"Note {index}, about {TOPICS[index % 10]} and {TOPICS[index // 10 % 10]}:",
-            "max_tokens": 16,
-            "temperature": 0,
-            "user": f"record {index}",
-        }
-        for index in range(RECORDS)
-    ]
-    (tmp_path / "input.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    request = {
-        "input_data_path": str(tmp_path / "input.jsonl"),
-        "output_data_path": str(tmp_path / "output.jsonl"),
-        "model_config": {
-            "model": "SmolLM2",
-            "checkpoint_path": str(quickstart_model),
-            "max_model_len": 512,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "max_num_seqs": 16,
-        },
-    }
-    (tmp_path / "request.json").write_text(json.dumps(request))
+    write_job(tmp_path, quickstart_model, RECORDS)
     kept: dict[str, int] = {}
     for wanted in (5, 12):
         worker = start(tmp_path, mark)
@@ -112,6 +135,28 @@ def test_two_kills_of_a_real_worker(tmp_path: Path, quickstart_model: Path, mark
     assert worker.returncode == ExitCode.DONE
     manifest = json.loads(output)
     assert (manifest["records"], manifest["failed"]) == (RECORDS, 0)
-    answers = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text().splitlines()]
-    assert [answer["metadata"]["user"] for answer in answers] == [f"record {index}" for index in range(RECORDS)]
+    require_answers(tmp_path, RECORDS)
+    assert not marked_processes(mark)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+def test_a_real_engine_that_is_killed_is_started_again(tmp_path: Path, quickstart_model: Path, mark: str) -> None:
+    """As an engine does that meets a fault of the GPU, or the out-of-memory killer."""
+    write_job(tmp_path, quickstart_model, 100)
+    worker = start(tmp_path, mark)
+    deadline = time.monotonic() + 900
+    while len(chunk_files(tmp_path)) < 3:
+        assert worker.poll() is None, "the worker ended by itself"
+        assert time.monotonic() < deadline, "no chunks were committed"
+        time.sleep(0.05)
+    engine = [pid for pid in marked_processes(mark) if "EngineCor" in psutil.Process(pid).name()]
+    assert engine, "vLLM's engine process has another name"
+    for pid in engine:
+        os.kill(pid, signal.SIGKILL)
+    output, _nothing = worker.communicate(timeout=900)
+    assert worker.returncode == ExitCode.DONE
+    manifest = json.loads(output)
+    assert (manifest["records"], manifest["failed"]) == (100, 0)
+    require_answers(tmp_path, 100)
     assert not marked_processes(mark)
