@@ -116,7 +116,7 @@ def test_a_leader_has_time_to_save_and_is_signalled_alone(tmp_path: Path, proces
 
 
 def test_a_child_that_shows_no_environment_is_found_by_its_session(tmp_path: Path, processes: ExitStack) -> None:
-    """vLLM renames its engine processes, and Linux then shows nothing in the place of their environment."""
+    """As those of vLLM, which renames its engine processes: Linux then shows no environment of them."""
     mark = WorkerMark(str(tmp_path), 0, "series")
     leader = start(
         processes,
