@@ -28,8 +28,8 @@ class _Seen:
     ended: bool
     first: float
     """When this attempt was first seen."""
-    changed: float
-    """When its heartbeat was last seen to change."""
+    changed: float | None = None
+    """When its heartbeat was last seen to change; None until then: it may have stood still for days."""
 
 
 class Attempts:
@@ -50,7 +50,9 @@ class Attempts:
         for beat in heartbeats:
             seen = self._seen.get(beat.replica)
             if seen is None or seen.attempt != beat.attempt:
-                self._seen[beat.replica] = _Seen(beat.attempt, beat.updated, beat.phase in ENDED, now, now)
+                # In the place of another that was seen, it has just begun.
+                changed = None if seen is None else now
+                self._seen[beat.replica] = _Seen(beat.attempt, beat.updated, beat.phase in ENDED, now, changed)
             elif seen.updated != beat.updated or seen.ended != (beat.phase in ENDED):
                 seen.updated, seen.ended, seen.changed = beat.updated, beat.phase in ENDED, now
 
@@ -61,13 +63,16 @@ class Attempts:
         seen = self._seen.get(claim.replica)
         if seen is None:
             # An attempt shows itself before it claims; its heartbeat is listed late, or was lost.
-            return self._after(now - self._unseen.setdefault(claim.attempt, now))
+            return self._unproven(now - self._unseen.setdefault(claim.attempt, now))
         if seen.attempt != claim.attempt:
             # A later attempt of the same replica has begun; the earlier one stops when it sees that.
             return "gone" if now - seen.first >= self._timing.takeover_seconds else "silent"
-        return "gone" if seen.ended else self._after(now - seen.changed)
-
-    def _after(self, silent_for: float) -> HolderState:
-        if silent_for >= self._timing.silence_seconds:
+        if seen.ended:
             return "gone"
-        return "silent" if silent_for >= self._timing.doubt_seconds else "at work"
+        if seen.changed is None:
+            return self._unproven(now - seen.first)
+        return "at work" if now - seen.changed < self._timing.doubt_seconds else self._unproven(now - seen.changed)
+
+    def _unproven(self, silent_for: float) -> HolderState:
+        """Nothing was seen of it for so long: it may be dead, and is taken for it in the end."""
+        return "gone" if silent_for >= self._timing.silence_seconds else "silent"

@@ -27,7 +27,8 @@ def claim(replica: int, attempt: str) -> Claim:
 
 def test_a_heartbeat_that_moves_holds_its_claims_however_wrong_its_clock() -> None:
     attempts = Attempts(TIMING)
-    for now in range(0, 600, 50):
+    attempts.observe([beat(1, "a", updated=-2e6)], 0)
+    for now in range(1, 600, 50):
         attempts.observe([beat(1, "a", updated=-1e6 + now)], now)
         assert attempts.holder_state(claim(1, "a"), now + 4) == "at work"
 
@@ -35,10 +36,19 @@ def test_a_heartbeat_that_moves_holds_its_claims_however_wrong_its_clock() -> No
 @pytest.mark.parametrize(("after", "state"), [(14, "at work"), (15, "silent"), (59, "silent"), (60, "gone")])
 def test_a_heartbeat_that_stands_still_loses_them(after: float, state: str) -> None:
     attempts = Attempts(TIMING)
-    # By the wall clock it is old, or of the future, when it is first seen: that says nothing.
+    attempts.observe([beat(1, "a", updated=5)], 990)
+    # By the wall clock it is old, or of the future: that says nothing.
     attempts.observe([beat(1, "a", updated=1e12)], 1000)
     attempts.observe([beat(1, "a", updated=1e12)], 1000 + after)
     assert attempts.holder_state(claim(1, "a"), 1000 + after) == state
+
+
+def test_an_attempt_that_was_never_seen_to_move_may_have_died_long_ago() -> None:
+    """A retry with fewer replicas finds the heartbeats of the dead, and must not leave their chunks to them."""
+    attempts = Attempts(TIMING)
+    attempts.observe([beat(1, "a", 5)], 0)
+    assert attempts.holder_state(claim(1, "a"), 0) == "silent"
+    assert attempts.holder_state(claim(1, "a"), 60) == "gone"
 
 
 @pytest.mark.parametrize("phase", ["done", "partial", "failed"])
@@ -59,7 +69,7 @@ def test_a_later_attempt_of_the_replica_ends_the_earlier_ones_claims_once_that_h
 
 def test_a_claim_whose_heartbeat_was_never_seen_is_waited_for() -> None:
     attempts = Attempts(TIMING)
-    assert attempts.holder_state(claim(2, "x"), 100) == "at work"
+    assert attempts.holder_state(claim(2, "x"), 100) == "silent"
     assert attempts.holder_state(claim(2, "x"), 130) == "silent"
     assert attempts.holder_state(claim(2, "x"), 160) == "gone"
 
@@ -79,4 +89,4 @@ def test_a_process_that_is_seen_to_be_gone_holds_nothing_at_once() -> None:
     attempts.observe([beat(1, "a", 1)], 0)
     held = Claim(replica=1, attempt="a", host=own.host, pid=ended.pid, pid_namespace=own.pid_namespace, claimed=0.0)
     assert attempts.holder_state(held, 0) == "gone"
-    assert attempts.holder_state(held.model_copy(update={"pid": os.getpid()}), 0) == "at work"
+    assert attempts.holder_state(held.model_copy(update={"pid": os.getpid()}), 0) == "silent"

@@ -53,7 +53,7 @@ def test_what_a_holder_at_work_has_is_left_alone_and_what_is_given_back_is_free(
     one, other = claims_of(scratch, 0, "a"), claims_of(scratch, 1, "b", Timing())
     assert one.take(3) is not None
     other.refresh()
-    assert other.states([3, 4]) == {3: "at work", 4: None}
+    assert other.states([3, 4]) == {3: "silent", 4: None}
     assert other.take(3) is None
     one.give_back()
     other.refresh()
