@@ -211,13 +211,13 @@ class _ZstdSource:
     def _decompress(self) -> None:
         if self._frame is None:
             self._frame = zstandard.ZstdDecompressor().decompressobj()
-        fed, self._compressed = self._compressed[:_ZSTD_FEED_BYTES], self._compressed[_ZSTD_FEED_BYTES:]
+        before = self._compressed
+        fed, self._compressed = before[:_ZSTD_FEED_BYTES], before[_ZSTD_FEED_BYTES:]
         try:
             self._plain = memoryview(self._frame.decompress(fed))
         except zstandard.ZstdError as error:
             raise _damaged(self._name, "zstd") from error
         if self._frame.eof:
-            unused = self._frame.unused_data
-            if unused:
-                self._compressed = memoryview(unused + bytes(self._compressed))
+            # A view, not a copy: a file may be made of nothing but tiny frames.
+            self._compressed = before[len(fed) - len(self._frame.unused_data) :]
             self._frame = None

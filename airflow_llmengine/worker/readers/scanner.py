@@ -260,16 +260,16 @@ class JSONScanner:
                 return self._cursor
 
 
-def nesting(raw: bytes) -> int:
-    """How deep arrays and objects are nested in a JSON text, which need not be valid."""
-    deepest = depth = cursor = 0
-    while True:
+def is_nested_deeper(raw: bytes, limit: int) -> bool:
+    """Whether arrays and objects are nested deeper than the limit in a JSON text, which need not be valid."""
+    depth = cursor = 0
+    while depth <= limit:
         cursor = _end_of(_TO_BRACKET, raw, cursor)
         if cursor == len(raw) or raw[cursor] == _QUOTE:
-            return deepest
+            return False
         depth += 1 if raw[cursor] in _OPENING else -1
-        deepest = max(deepest, depth)
         cursor += 1
+    return True
 
 
 def _end_of(pattern: re.Pattern[bytes], data: bytes, start: int) -> int:

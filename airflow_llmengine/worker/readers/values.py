@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers.limits import MAX_NESTING
-from airflow_llmengine.worker.readers.scanner import nesting
+from airflow_llmengine.worker.readers.scanner import is_nested_deeper
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -53,7 +53,7 @@ def load_value(raw: bytes) -> Any:
         ValueRefusedError: See the module's description.
     """
     # Counting is much faster than following the brackets, and nearly always enough.
-    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING and nesting(raw) > MAX_NESTING:
+    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING and is_nested_deeper(raw, MAX_NESTING):
         raise _invalid_json(f"arrays and objects are nested more than {MAX_NESTING} deep")
     try:
         text = raw.decode("utf-8")
