@@ -24,7 +24,8 @@ from airflow_llmengine.spec.kubernetes_syntax import (
 )
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_request
-from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, path_step
+from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, exceeds_64_bits, path_step, shown_number
+from airflow_llmengine.spec.wire_model import WireModel
 
 _SMALLEST_CPUS = Decimal("0.001")
 _SMALLEST_BYTES = Decimal(2**20)
@@ -56,6 +57,7 @@ def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
         *_tool_refusals(request),
         *_hardware_refusals(request),
         *_content_refusals(request),
+        *_size_refusals(request),
         *model_refusals(request.model_cfg),
         *_label_refusals("model_config.labels", request.model_cfg.labels),
     ]
@@ -98,12 +100,12 @@ def _hardware_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Ref
     yield from _quantity_refusals("memory", request.memory)
     yield from _quantity_refusals("storage", request.storage)
     if request.gpus is not None and request.gpus < 1:
-        reason = f"must be at least 1, not {request.gpus}"
+        reason = f"must be at least 1, not {shown_number(request.gpus)}"
         if request.gpu_type is not None:
             reason += f", with a gpu_type of {request.gpu_type}"
         yield Refusal("gpus", reason, "leave it out to have it inferred from the model")
     if request.nodes_per_worker is not None and request.nodes_per_worker < 1:
-        yield Refusal("nodes_per_worker", f"must be at least 1, not {request.nodes_per_worker}")
+        yield Refusal("nodes_per_worker", f"must be at least 1, not {shown_number(request.nodes_per_worker)}")
     elif request.nodes_per_worker is not None and request.nodes_per_worker > 1:
         yield Refusal("nodes_per_worker", "more than one is not supported yet", "leave it out, or give 1")
 
@@ -117,7 +119,7 @@ def _quantity_refusals(field: str, value: str | float | None) -> Iterator[Refusa
     if amount is None:
         suggestion = suggested_quantity(str(value)) if of_bytes else None
         remedy = f"write {suggestion}" if suggestion else f"write it as a number with a suffix, for example {example}"
-        yield Refusal(field, f"{_quoted(str(value))} is not a Kubernetes quantity", remedy)
+        yield Refusal(field, f"{_shown(value)} is not a Kubernetes quantity", remedy)
     elif not of_bytes and isinstance(value, str) and is_binary_quantity(value):
         yield Refusal(field, f"{_quoted(value)} is a number of bytes; CPUs are counted in cores", f"write {example}")
     elif amount <= 0:
@@ -131,9 +133,24 @@ def _quantity_refusals(field: str, value: str | float | None) -> Iterator[Refusa
 
 
 def _shown(value: str | float) -> str:
-    return _quoted(value) if isinstance(value, str) else repr(value)
+    return _quoted(value) if isinstance(value, str) else shown_number(value)
 
 
 def _content_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
     if request.content is not None and request.content.max_new_tokens < 1:
-        yield Refusal("content.max_new_tokens", f"must be at least 1, not {request.content.max_new_tokens}")
+        reason = f"must be at least 1, not {shown_number(request.content.max_new_tokens)}"
+        yield Refusal("content.max_new_tokens", reason)
+
+
+def _size_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    """Numbers that nothing can hold: JSON knows no bound."""
+    parts: list[tuple[str, WireModel | None]] = [
+        ("", request),
+        ("content.", request.content),
+        ("model_config.", request.model_cfg),
+        ("tool_config.", request.tool_config),
+    ]
+    for path, part in parts:
+        for name in () if part is None else type(part).model_fields:
+            if exceeds_64_bits(getattr(part, name)):
+                yield Refusal(path + name, "is a whole number of more than 64 bits", "give a smaller one")

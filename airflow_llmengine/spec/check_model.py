@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
 from airflow_llmengine.spec.validation import Refusal
+from airflow_llmengine.spec.wire_faults import shown_number
 
 _GONE = {
     "max_seq_len_to_capture": (
@@ -60,7 +61,8 @@ def model_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refus
     """Refuse what contradicts itself, what is out of bounds, and what would have no effect."""
     for older, newer in _SAME:
         if model.is_given(older) and model.is_given(newer) and getattr(model, older) != getattr(model, newer):
-            reason = f"is {getattr(model, older)}, but {newer}, which means the same, is {getattr(model, newer)}"
+            values = [shown_number(getattr(model, name)) for name in (older, newer)]
+            reason = f"is {values[0]}, but {newer}, which means the same, is {values[1]}"
             yield Refusal(f"model_config.{older}", reason, "give one of the two")
     yield from _bound_refusals(model)
     for name, (reason, remedy) in _GONE.items():
@@ -80,10 +82,12 @@ def _bound_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refu
         yield Refusal("model_config.checkpoint_path", reason, "give the path of a directory where the worker runs")
     for name in _AT_LEAST_ONE:
         if model.is_given(name) and getattr(model, name) < 1:
-            yield Refusal(f"model_config.{name}", f"must be at least 1, not {getattr(model, name)}")
+            yield Refusal(f"model_config.{name}", f"must be at least 1, not {shown_number(getattr(model, name))}")
     if model.max_model_len is not None and model.max_model_len < 1 and model.max_model_len != -1:
-        reason = f"must be at least 1, or -1 for what the memory allows, not {model.max_model_len}"
+        reason = f"must be at least 1, or -1 for what the memory allows, not {shown_number(model.max_model_len)}"
         yield Refusal("model_config.max_model_len", reason)
     share = model.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
-        yield Refusal("model_config.gpu_memory_utilization", f"must be above 0 and at most 1, not {share}")
+        yield Refusal(
+            "model_config.gpu_memory_utilization", f"must be above 0 and at most 1, not {shown_number(share)}"
+        )

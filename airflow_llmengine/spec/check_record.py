@@ -6,12 +6,14 @@ A default, or a value that asks for what happens anyway (``stream: false``), is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request, ResponseFormatText
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.wire_faults import MOST_SHOWN, exceeds_64_bits
 
 Fault = tuple[RecordErrorType, str]
 """A record's error type, and what is wrong in one sentence."""
@@ -52,7 +54,8 @@ def check_record(
     Returns:
         None if it can be run. Otherwise all that is wrong in one sentence, under the type of the first fault.
     """
-    faults = list(_message_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record))
+    found = _message_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record)
+    faults = [*islice(found, MOST_SHOWN), *_size_faults(record)]
     if record.model is not None:
         faults += _model_faults(record.model, request)
     for name in sorted(_RULES.keys() & record.model_fields_set):
@@ -69,6 +72,13 @@ def _prompt_faults(record: CompletionV2Request) -> Iterator[Fault]:
         yield _EMPTY, "prompt: is empty"
     elif isinstance(prompt, list) and "" in prompt:
         yield _EMPTY, f"prompt[{prompt.index('')}]: is empty"  # type: ignore[arg-type]
+
+
+def _size_faults(record: CompletionV2Request | ChatCompletionV2Request) -> Iterator[Fault]:
+    """Numbers that no engine can hold. JSON knows no bound; a string of digits may come as one, too."""
+    for name in type(record).model_fields:
+        if exceeds_64_bits(getattr(record, name)):
+            yield _INVALID, f"{name}: holds a whole number of more than 64 bits, which no engine takes"
 
 
 def _message_faults(record: ChatCompletionV2Request) -> Iterator[Fault]:

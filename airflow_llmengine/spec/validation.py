@@ -18,15 +18,20 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, canonical, is_unicode, item_faults, path_step
+from airflow_llmengine.spec.wire_faults import (
+    LONGEST_SHOWN,
+    MOST_SHOWN,
+    canonical,
+    is_unicode,
+    item_faults,
+    path_step,
+    shown_number,
+)
 from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.spec.wire_types import WIRE_FAULT
 
 LONE_SURROGATE = "holds half of a surrogate pair (an escape such as \\ud800 alone), which UTF-8 can't carry"
 """Why a string that is not Unicode is refused."""
-
-MOST_SHOWN = 10
-"""Of the wrong items of one list, this many are named."""
 
 MOST_REFUSALS = 100
 """Of the faults of one document, this many are put into words."""
@@ -92,7 +97,10 @@ def _parse_json(text: str | bytes) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
         return json.loads(
-            text.removeprefix("\ufeff"), parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
+            text.removeprefix("\ufeff"),
+            parse_constant=_refuse_constant,
+            parse_int=_parse_integer,
+            object_pairs_hook=_refuse_duplicates,
         )
     except UnicodeDecodeError as error:
         reason = f"the request is not UTF-8 (byte {error.start})"
@@ -107,6 +115,14 @@ def _parse_json(text: str | bytes) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse_integer(digits: str) -> int:
+    try:
+        return int(digits)
+    except ValueError:
+        # Python converts no more digits than some thousands, since that takes quadratic time.
+        raise ValueError(f"a number has {len(digits)} digits") from None
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -279,16 +295,10 @@ class _Place:
             case float() if not isfinite(value):
                 return str(value)
             case int() | float():
-                return _short_number(value)
+                return shown_number(value)
             case list() | tuple():
                 return "a list"
             case dict():
                 return "an object"
             case _:
                 return f"a Python {type(value).__name__}"
-
-
-def _short_number(value: float) -> str:
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"a number of {value.bit_length()} bits"
-    return repr(value)

@@ -19,6 +19,11 @@ FLAGS: Mapping[str, bool] = {"true": True, "false": False, "True": True, "False"
 LONGEST_SHOWN = 60
 """Characters of a name or a value that a message shows."""
 
+MOST_SHOWN = 10
+"""Of the wrong items of one list, this many are named."""
+
+_LEAST_INTEGER, _GREATEST_INTEGER = -(2**63), 2**63 - 1
+
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*", re.ASCII)
 
 Fault = tuple[str, str]
@@ -75,6 +80,20 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def exceeds_64_bits(value: Any) -> bool:
+    """Whether a field's value is, or as a list or a map holds, an integer that 64 bits with a sign can't hold."""
+    if isinstance(value, int):
+        return not _LEAST_INTEGER <= value <= _GREATEST_INTEGER
+    if isinstance(value, dict):
+        return any(map(exceeds_64_bits, value.values()))
+    if isinstance(value, list) and value:
+        if isinstance(value[0], int):
+            return min(value) < _LEAST_INTEGER or max(value) > _GREATEST_INTEGER
+        if isinstance(value[0], list):
+            return any(map(exceeds_64_bits, value))
+    return False
 
 
 def is_json(value: Any) -> bool:
@@ -160,6 +179,13 @@ def path_step(key: str | int) -> str:
     if len(key) > LONGEST_SHOWN:
         key = key[: LONGEST_SHOWN - 3] + "..."
     return f".{key}" if _NAME.fullmatch(key) else f'["{ascii(key)[1:-1]}"]'
+
+
+def shown_number(value: float) -> str:
+    """A number in one short line, however many digits it has."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _string_faults(value: list[Any]) -> Iterator[Fault]:

@@ -116,16 +116,16 @@ class Backend(ABC):
         """The file, to be read piece by piece."""
 
     @abstractmethod
-    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
+    def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
         """For ``create``: a call that creates the file if there is none: True if it did, False if there was one.
 
         The call may be repeated after a failure: when an earlier attempt did create the file and only the answer was
-        lost, it says True. True means durable.
+        lost, it says True. True means durable, unless that is not asked for: then a power cut may undo it.
         """
 
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, durable: bool = True) -> bool:
         """Create the file if there is none, transient failures tried again; see ``creator``."""
-        return self.attempt("create", path, self.creator(path, data))
+        return self.attempt("create", path, self.creator(path, data, durable=durable))
 
     @abstractmethod
     def replace(self, path: str, data: bytes) -> None:

@@ -159,14 +159,15 @@ class Location:
         reader = io.BufferedReader(CheckedReader(backend, path, file), READ_BUFFER_BYTES)
         return cast("BinaryIO", reader)
 
-    def create(self, data: bytes) -> bool:
+    def create(self, data: bytes, *, durable: bool = True) -> bool:
         """Put a whole file here if there is none: True if this call did it, False if one was there already.
 
-        Never replaces anything, whoever else tries at the same time. True means that it is durable.
+        Never replaces anything, whoever else tries at the same time. True means that it is durable; where that is not
+        asked for, it is quicker on a file system, and a power cut may undo it.
         ``StorageUnsupportedError`` if the store can't do it.
         """
         backend, path = self._backend()
-        return backend.create(path, data)
+        return backend.create(path, data, durable=durable)
 
     def replace(self, data: bytes) -> None:
         """Put a whole small file here, whatever was there; a reader sees the old one or the new one."""

@@ -51,13 +51,13 @@ class FsspecBackend(Backend):
         return file
 
     @override
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, durable: bool = True) -> bool:
         if not self._proven:
             self.require_commits(path)
-        return super().create(path, data)
+        return super().create(path, data, durable=durable)
 
     @override
-    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
+    def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
         address = self._writable_address(path)
 
         def create() -> bool:

@@ -271,8 +271,13 @@ class JobScratch:
         return part
 
     def read_parts(self, chunk: int) -> list[bytes]:
-        """The parts of a chunk, in the order of their numbers."""
-        return [self._chunk_file(chunk, "part", part).read_bytes() for part in self._parts(chunk)]
+        """The parts of a chunk, in the order of their numbers; each is asked for, so that a late listing hides none."""
+        parts: list[bytes] = []
+        while True:
+            try:
+                parts.append(self._chunk_file(chunk, "part", len(parts)).read_bytes())
+            except StorageNotFoundError:
+                return parts
 
     def claims(self) -> dict[int, int]:
         """By chunk, the number of its newest claim, as listed."""
@@ -286,7 +291,8 @@ class JobScratch:
 
     def create_claim(self, chunk: int, number: int, claim: Claim) -> bool:
         """Take a chunk; False if somebody has this claim already."""
-        return self._claim(chunk, number).create(_serialize(claim))
+        # A power cut ends the claimant, too.
+        return self._claim(chunk, number).create(_serialize(claim), durable=False)
 
     def read_claim(self, chunk: int, number: int) -> Claim | None:
         """A claim; None if it was given back."""

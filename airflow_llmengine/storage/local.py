@@ -50,8 +50,8 @@ class LocalBackend(Backend):
         return Path(path).open("rb", buffering=0)
 
     @override
-    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
-        return lambda: not os.path.lexists(path) and _in_folder_that_may_go(lambda: _link(path, data))
+    def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
+        return lambda: not os.path.lexists(path) and _in_folder_that_may_go(lambda: _link(path, data, durable=durable))
 
     @override
     def replace(self, path: str, data: bytes) -> None:
@@ -174,8 +174,8 @@ def _in_folder_that_may_go(function: Callable[[], T]) -> T:
     raise AssertionError("the last try returns or raises")
 
 
-def _link(path: str, data: bytes) -> bool:
-    temporary = _write_temporary(path, data)
+def _link(path: str, data: bytes, *, durable: bool) -> bool:
+    temporary = _write_temporary(path, data, durable=durable)
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -191,7 +191,8 @@ def _link(path: str, data: bytes) -> bool:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(temporary.parent)
+    if durable:
+        _sync_folder(temporary.parent)
     return True
 
 
@@ -205,14 +206,15 @@ def _rename(path: str, data: bytes) -> None:
     _sync_folder(temporary.parent)
 
 
-def _write_temporary(path: str, data: bytes) -> Path:
-    """A new file beside ``path`` with ``data`` in it, safely on the disk."""
+def _write_temporary(path: str, data: bytes, *, durable: bool = True) -> Path:
+    """A new file beside ``path`` with ``data`` in it, safely on the disk if it is to be durable."""
     temporary, file = _open_temporary(path)
     try:
         with file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

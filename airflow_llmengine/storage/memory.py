@@ -42,7 +42,7 @@ class MemoryBackend(Backend):
         return io.BytesIO(self.read(path))
 
     @override
-    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
+    def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
         def create() -> bool:
             with _LOCK:
                 if self._filesystem.isfile(path):

@@ -80,14 +80,14 @@ class S3Backend(Backend):
         return opened
 
     @override
-    def create(self, path: str, data: bytes) -> bool:
+    def create(self, path: str, data: bytes, *, durable: bool = True) -> bool:
         bucket, _ = self.bucket_and_key(path)
         if bucket not in self._proven:
             self.require_commits(path)
-        return super().create(path, data)
+        return super().create(path, data, durable=durable)
 
     @override
-    def creator(self, path: str, data: bytes) -> Callable[[], bool]:
+    def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
         metadata = self.new_metadata()
 
         def create() -> bool:

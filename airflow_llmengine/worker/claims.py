@@ -86,8 +86,8 @@ class Claims:
         self._newest[chunk] = number
         self._read.pop((chunk, number), None)
         self._held[chunk] = number
-        if number and self._scratch.has_chunk(chunk):
-            # Its last holder had committed it by then.
+        if self._scratch.has_chunk(chunk):
+            # An earlier holder has committed it since the last look, or without learning of it before it gave it back.
             self.files.rounds.setdefault(chunk, 0)
             del self._held[chunk]
             return None

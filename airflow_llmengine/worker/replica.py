@@ -310,32 +310,41 @@ class Replica:
 
     async def _commit(self, results: ChunkResults) -> None:
         """Commit a whole chunk, unless the job is no longer this generation's."""
-        if not await self._is_current():
-            return
 
-        def commit() -> bool:
+        def commit() -> bool | None:
+            if not self._read_is_current():
+                return None
             return self._scratch.commit_chunk(
                 results.number, results.encode(), round_number=results.round_number, transient=results.transient
             )
 
         first = await asyncio.to_thread(commit)
+        if first is None:
+            self._stop_as_superseded()
+            return
         self._progress.commit(results, first=first)
         self._share.committed(results)
         self._open.pop(results.number, None)
 
-    async def _is_current(self) -> bool:
-        current = await asyncio.to_thread(self._directory.read_current)
-        if current is not None and (current.fingerprint, current.generation) == (
+    def _read_is_current(self) -> bool:
+        current = self._directory.read_current()
+        return current is not None and (current.fingerprint, current.generation) == (
             self._handle.fingerprint,
             self._handle.generation,
-        ):
-            return True
+        )
+
+    def _stop_as_superseded(self) -> None:
         self._stop.request(
             StopReason.SUPERSEDED,
             f"generation {self._handle.generation} of this job is no longer the current one of {self._handle.path}: "
             "another launch took over",
         )
-        return False
+
+    async def _is_current(self) -> bool:
+        current = await asyncio.to_thread(self._read_is_current)
+        if not current:
+            self._stop_as_superseded()
+        return current
 
     def _check_error_rate(self) -> None:
         rate, total = self._settings.max_error_rate, self._progress.total

@@ -216,7 +216,8 @@ class Share:
         self._progress.total = self.end.records
 
     def _chunk_work(self, chunk: Chunk, held: HeldChunk) -> ChunkWork:
-        restored = self._restored(chunk.number) if held.deaths or chunk.number in self._claims.files.parts else {}
+        # Looked for with the chunk in hand: an earlier holder may have saved them since the last listing.
+        restored = self._restored(chunk.number)
         results = self._results(chunk, restored, 0)
         results.saved.update(restored)
         self._progress.restore(restored.values())

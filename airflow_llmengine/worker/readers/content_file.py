@@ -16,7 +16,7 @@ from airflow_llmengine.spec.validation import refusals_of
 from airflow_llmengine.worker.readers.detection import PROMPTS_KEY
 from airflow_llmengine.worker.readers.errors import InputInvalidError
 from airflow_llmengine.worker.readers.json_array import read_elements
-from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_RECORD_BYTES
+from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_FIELDS, MAX_RECORD_BYTES
 from airflow_llmengine.worker.readers.scanner import JSONScanner
 from airflow_llmengine.worker.readers.values import ValueRefusedError, load_value
 from airflow_llmengine.worker.records import RawRecord
@@ -34,7 +34,7 @@ def read_parameters(
     """
     scanner = JSONScanner(read, name, block_bytes=block_bytes)
     members: list[tuple[bytes, bytes | None]] = []
-    prompts = 0
+    prompts = size = 0
     for raw_key in scanner.members():
         if _is_prompts_key(raw_key):
             prompts += 1
@@ -43,7 +43,13 @@ def read_parameters(
             for _ in scanner.elements(limit=0):
                 pass
         else:
-            members.append((raw_key, scanner.take_value().raw))
+            value = scanner.take_value()
+            size += len(raw_key) + value.size
+            if len(members) == MAX_FIELDS or size > MAX_RECORD_BYTES:
+                raise InputInvalidError(
+                    f"{name} has more than {MAX_FIELDS} fields, or {MAX_RECORD_BYTES} bytes of them, beside prompts."
+                )
+            members.append((raw_key, value.raw))
     scanner.expect_end()
     if not prompts:
         return None
@@ -54,8 +60,6 @@ def read_parameters(
         key = _load(raw_key, name, "a key")
         if key in parameters:
             raise InputInvalidError(f"{name} has {key} twice: leave one of them out.")
-        if raw is None:
-            raise InputInvalidError(f"{name}: {key} takes more than {MAX_RECORD_BYTES} bytes.")
         parameters[key] = _load(raw, name, key)
     try:
         return CreateBatchCompletionsV1RequestContent.model_validate({**parameters, PROMPTS_KEY: []})

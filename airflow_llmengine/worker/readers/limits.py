@@ -14,6 +14,12 @@ Far above any request, and far below the depth at which Python's parser gives up
 and would make one input two jobs.
 """
 
+MAX_FIELDS: Final = 1000
+"""Most fields of a record, known or not: each unknown one is a fault, which takes more memory than the field."""
+
+MAX_ENTRIES: Final = 2**18
+"""Most entries of an object in a record. Some hold an entry for each token of a vocabulary."""
+
 HEAD_BYTES: Final = 2**20
 """How much of a file is looked at to find out what it is."""
 

@@ -19,6 +19,8 @@ from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.spec.validation import record_error_of
+from airflow_llmengine.spec.wire_faults import path_step
+from airflow_llmengine.worker.readers.limits import MAX_ENTRIES, MAX_FIELDS
 from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
 
 _RECORD_FIELDS = ("prompt", "messages")
@@ -98,6 +100,7 @@ def _prompt_record(raw: RawRecord, content: CreateBatchCompletionsV1RequestConte
 
 def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> Record:
     value: dict[str, Any] = raw.value
+    _refuse_too_many(value, "")
     misplaced = [field for field in _RECORD_FIELDS if field in value]
     if misplaced and "body" not in value:
         raise _invalid(
@@ -131,6 +134,7 @@ def _validated(
     request: CreateBatchCompletionsV1Request,
     prefix: str = "",
 ) -> CompletionV2Request | ChatCompletionV2Request:
+    _refuse_too_many(value, prefix)
     if model is CompletionV2Request:
         _refuse_empty_token_list(value.get("prompt"), prefix)
     try:
@@ -141,6 +145,23 @@ def _validated(
     if refused is not None:
         raise _RefusedError(*refused)
     return record
+
+
+def _refuse_too_many(value: dict[str, Any], prefix: str) -> None:
+    """Refuse a record of so many fields or entries that the faults they may have would not fit into memory."""
+    if len(value) > MAX_FIELDS:
+        raise _invalid(f"{prefix}it has {len(value)} fields, and a record may have {MAX_FIELDS} at most")
+    pending = [
+        (prefix + path_step(name).removeprefix("."), inner) for name, inner in value.items() if isinstance(inner, dict)
+    ]
+    # As deep as the models look into objects themselves.
+    for _depth in range(3):
+        for path, found in pending:
+            if len(found) > MAX_ENTRIES:
+                raise _invalid(
+                    f"{path}: it has {len(found)} entries, and an object in a record may have {MAX_ENTRIES} at most"
+                )
+        pending = [(path, inner) for path, found in pending for inner in found.values() if isinstance(inner, dict)]
 
 
 def _refuse_empty_token_list(prompt: Any, prefix: str) -> None:
