@@ -75,7 +75,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         deferrable: Wait in the triggerer, without a worker slot. It goes before ``mode``. By default as
             ``[operators] default_deferrable`` says.
         start_from_trigger: Begin in the triggerer, without a worker slot before either. The sensor is deferrable then.
-            ``job`` must be a handle, a path, a template, or one task's output, and the task can't be mapped.
+            ``job`` must be a handle, a path, a template, or the output of one task, and neither task may be mapped.
         poke_interval: Seconds, or a timedelta, between two looks.
         timeout: Seconds, or a timedelta, that the sensor waits from its first look on, whatever the job does; past it
             the job is left alone. By default it waits as long as the job may run, and for a job that was not launched
@@ -325,17 +325,13 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
     def _start_trigger_args(self) -> Any:
         from airflow.triggers.base import StartTriggerArgs
 
+        if self.get_closest_mapped_task_group() is not None:
+            raise RequestRefusedError(
+                "start_from_trigger does not go with a mapped task group: leave it out, and set deferrable=True."
+            )
         arguments = self._trigger_arguments()
         for name in ("job", "llmengine_conn_id", "max_runtime_sec"):
-            value = arguments[name]
-            if isinstance(value, PlainXComArg):
-                # Its text is the template that reads it.
-                arguments[name] = str(value)
-            elif any(True for _ in XComArg.iter_xcom_references(value)):
-                raise RequestRefusedError(
-                    f"start_from_trigger does not go with a {name} that is put together of other tasks' outputs: give "
-                    "one task's output or a template, or set deferrable=True instead."
-                )
+            arguments[name] = _for_triggerer(name, arguments[name])
         timeout = timedelta(seconds=self.timeout + (self._slack if self._has_timeout else 0))
         if self.execution_timeout is not None:
             timeout = min(timeout, self.execution_timeout)
@@ -356,6 +352,36 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         leaves = self.job.values() if isinstance(self.job, Mapping) else (self.job,)
         if not any(has_template(leaf) for leaf in leaves):
             job_of(self.job)
+
+
+def _for_triggerer(name: str, value: Any) -> Any:
+    """An argument as the triggerer of Airflow 3.3 can render it.
+
+    It renders templates and no XComArgs; and of XComs it can ask for one by its map index only: it would wait for ever
+    for the answer to anything else.
+
+    Raises:
+        RequestRefusedError: There is no such form.
+    """
+    if isinstance(value, PlainXComArg) and not value.operator.is_mapped:
+        operator = value.operator
+        if operator.get_closest_mapped_task_group() is None:
+            return (
+                f"{{{{ task_instance.xcom_pull(task_ids={operator.task_id!r}, dag_id={operator.dag_id!r}, "
+                f"key={value.key!r}, map_indexes=-1) }}}}"
+            )
+    if any(True for _ in XComArg.iter_xcom_references(value)):
+        raise RequestRefusedError(
+            f"start_from_trigger does not go with a {name} that comes from mapped tasks, or is put together of other "
+            "tasks' outputs: give the output of one task that is not mapped, or set deferrable=True instead."
+        )
+    leaves = value.values() if isinstance(value, Mapping) else (value,)
+    if any(isinstance(leaf, str) and "xcom_pull(" in leaf and "map_indexes" not in leaf for leaf in leaves):
+        raise RequestRefusedError(
+            f"start_from_trigger does not go with xcom_pull() without map_indexes in {name}, which Airflow's triggerer "
+            "can't answer: add map_indexes=-1, or set deferrable=True instead."
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,12 @@ there, so this script does the one thing that the scheduler would do: it queues 
 ::
 
     python task_process.py run DAG_ID TASK_ID RUN_ID     prints "state: <state>" at the end
+    python task_process.py resume DAG_ID TASK_ID RUN_ID  the same for a task whose trigger has fired
+    python task_process.py defer DAG_ID TASK_ID RUN_ID   starts a task from its trigger, as the scheduler does
     python task_process.py clear DAG_ID TASK_ID RUN_ID   clears the task, running or not
+    python task_process.py fail DAG_ID TASK_ID RUN_ID    marks the task as failed
+
+A DAG is in the file that is called like it.
 """
 
 from __future__ import annotations
@@ -62,7 +67,27 @@ def make_run(session: Any, dag_id: str, run_id: str) -> None:
     session.commit()
 
 
-def run(dag_id: str, task_id: str, run_id: str) -> str:
+def defer(dag_id: str, task_id: str, run_id: str) -> str:
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        if find_task_instance(session, dag_id, task_id, run_id) is None:
+            make_run(session, dag_id, run_id)
+        found = find_task_instance(session, dag_id, task_id, run_id)
+        dag = SerializedDagModel.get_dag(dag_id, session=session)
+        assert dag is not None
+        found.task = dag.get_task(task_id)
+        assert found.defer_task(session=session), "it does not start from a trigger"
+        session.commit()
+        return str(found.state)
+
+
+def resume(dag_id: str, task_id: str, run_id: str) -> str:
+    return run(dag_id, task_id, run_id, tries=0)
+
+
+def run(dag_id: str, task_id: str, run_id: str, tries: int = 1) -> str:
     from airflow.executors.workloads import BundleInfo
     from airflow.sdk.api.datamodels._generated import TaskInstance as SDKTaskInstance
     from airflow.sdk.execution_time.supervisor import InProcessTestSupervisor, supervise_task
@@ -74,7 +99,7 @@ def run(dag_id: str, task_id: str, run_id: str) -> str:
         if found is None:
             make_run(session, dag_id, run_id)
             found = find_task_instance(session, dag_id, task_id, run_id)
-        found.try_number += 1
+        found.try_number += tries
         found.state = TaskInstanceState.QUEUED
         session.commit()
         instance = SDKTaskInstance(
@@ -89,7 +114,7 @@ def run(dag_id: str, task_id: str, run_id: str) -> str:
     supervise_task(
         ti=instance,
         bundle_info=BundleInfo(name="dags-folder"),
-        dag_rel_path=Path("echo_job.py"),
+        dag_rel_path=Path(f"{dag_id}.py"),
         token="",
         client=InProcessTestSupervisor._api_client(),  # type: ignore[no-untyped-call]
         subprocess_logs_to_stdout=True,
@@ -109,6 +134,18 @@ def clear(dag_id: str, task_id: str, run_id: str) -> str:
         return f"{found.state}, max_tries {found.max_tries}"
 
 
+def fail(dag_id: str, task_id: str, run_id: str) -> str:
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+
+    with create_session() as session:
+        found = find_task_instance(session, dag_id, task_id, run_id)
+        found.set_state(TaskInstanceState.FAILED, session=session)
+        session.commit()
+        return str(found.state)
+
+
 if __name__ == "__main__":
     command, *names = sys.argv[1:]
-    sys.stdout.write(f"state: {(run if command == 'run' else clear)(*names)}\n")
+    commands = {"run": run, "resume": resume, "defer": defer, "clear": clear, "fail": fail}
+    sys.stdout.write(f"state: {commands[command](*names)}\n")

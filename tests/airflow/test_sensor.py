@@ -542,7 +542,7 @@ def test_templates_are_rendered_and_checked_when_the_task_runs(job: Job) -> None
 
 
 def test_what_start_from_trigger_can_not_do_is_refused_when_the_dag_is_parsed() -> None:
-    from airflow.sdk import DAG, task
+    from airflow.sdk import DAG, task, task_group
 
     with DAG("dag", schedule=None) as dag:
 
@@ -550,19 +550,35 @@ def test_what_start_from_trigger_can_not_do_is_refused_when_the_dag_is_parsed() 
         def launch() -> str:
             return "path"
 
+        @task
+        def take(number: int) -> str:
+            return str(number)
+
+        @task_group
+        def each(number: int) -> None:
+            sensor("path", start_from_trigger=True)
+
         path: Any = launch()
         wait = sensor(path, start_from_trigger=True)
         assert wait.deferrable
         assert wait.start_trigger_args is not None
         arguments: Any = wait.start_trigger_args.trigger_kwargs
-        assert arguments["job"] == "{{ task_instance.xcom_pull(task_ids='launch', dag_id='dag', key='return_value') }}"
+        assert arguments["job"] == (
+            "{{ task_instance.xcom_pull(task_ids='launch', dag_id='dag', key='return_value', map_indexes=-1) }}"
+        )
         assert wait.upstream_task_ids == {"launch"}
-        mixed: list[Any] = [path.map(str), {"path": path, "fingerprint": "f", "generation": 1}]
+        many: Any = take.expand(number=[1, 2])
+        mixed: list[Any] = [path.map(str), many, {"path": path, "fingerprint": "f", "generation": 1}]
         for number, job in enumerate(mixed):
-            with pytest.raises(RequestRefusedError, match="start_from_trigger does not go with a job that is put"):
+            with pytest.raises(RequestRefusedError, match="start_from_trigger does not go with a job that comes from"):
                 sensor(job, task_id=f"other_{number}", start_from_trigger=True)
         with pytest.raises(RequestRefusedError, match="does not go with dynamic task mapping"):
             LLMEngineBatchCompletionsSensor.partial(task_id="mapped", start_from_trigger=True).expand(job=["a"])
+        with pytest.raises(RequestRefusedError, match="does not go with a mapped task group"):
+            each.expand(number=[1, 2])
+        with pytest.raises(RequestRefusedError, match="add map_indexes=-1"):
+            sensor("{{ ti.xcom_pull('launch') }}", task_id="pull", start_from_trigger=True)
+        sensor("{{ ti.xcom_pull('launch', map_indexes=-1) }}", task_id="pull_one", start_from_trigger=True)
         LLMEngineBatchCompletionsSensor.partial(task_id="good", deferrable=True).expand(job=["a", "b"])
     DagSerialization.from_dict(DagSerialization.to_dict(dag))
 
