@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,16 @@ class Fault:
     """What is answered; None: the connection is cut."""
     code: str = "ServiceUnavailable"
     times: int = 1
+    wait: int = 0
+    """How many requests that match go well before."""
+    matches: Callable[[str, str, str], bool] | None = None
+    """Decides by method, path and query string instead of ``method``, ``query`` and ``path``."""
+    delay: float | None = None
+    """Seconds by which the answer is late, and nothing else."""
+    half: bool = False
+    """The answer breaks off in the middle of its body."""
+    met: Callable[[], None] = lambda: None
+    """Called when a request meets it."""
 
 
 @dataclass
@@ -97,9 +108,14 @@ class S3Server:
         if self.ignores_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         fault = self._next_fault(method, path, query)
-        if fault is None:
+        if fault is not None and fault.delay is not None:
+            time.sleep(fault.delay)
+        if fault is None or fault.delay is not None:
             answer: Iterable[bytes] = moto(environ, start_response)
             return answer
+        if fault.half:
+            body = b"".join(moto(environ, start_response))
+            return _broken_off(body[: len(body) // 2], environ["werkzeug.socket"])
         if fault.executed:
             for _ in moto(environ, lambda *_arguments: None):
                 pass
@@ -115,11 +131,22 @@ class S3Server:
         return [f"<Error><Code>{fault.code}</Code><Message>{message}</Message></Error>".encode()]
 
     def _next_fault(self, method: str, path: str, query: str) -> Fault | None:
-        for fault in self.faults:
-            if fault.method == method and fault.query in query and fault.path in path and fault.times:
+        for fault in list(self.faults):
+            plain = fault.method == method and fault.query in query and fault.path in path
+            if fault.times and (plain if fault.matches is None else fault.matches(method, path, query)):
+                if fault.wait:
+                    fault.wait -= 1
+                    continue
                 fault.times -= 1
+                fault.met()
                 return fault
         return None
+
+
+def _broken_off(data: bytes, connection: socket.socket) -> Iterator[bytes]:
+    yield data
+    connection.shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError("cut by the test")
 
 
 class _QuietHandler(WSGIRequestHandler):

@@ -72,6 +72,17 @@ def test_what_a_dead_attempt_held_is_taken_once_and_its_deaths_are_counted(scrat
     assert [(held.chunk, held.deaths, held.suspect) for held in found] == [(3, 1, 77)]
 
 
+def test_a_chunk_is_not_made_again_whose_holder_gave_it_back_without_learning_that_it_was_committed(
+    scratch: JobScratch,
+) -> None:
+    one, other = claims_of(scratch, 0, "a"), claims_of(scratch, 1, "b")
+    assert one.take(3) is not None
+    scratch.commit_chunk(3, b"committed, and the answer lost")
+    one.give_back()
+    assert other.take(3) is None
+    assert not other.holds(3)
+
+
 def test_a_chunk_that_the_dead_attempt_had_committed_is_not_made_again(scratch: JobScratch) -> None:
     dead = claims_of(scratch, 0, "a")
     dead.take(3)
