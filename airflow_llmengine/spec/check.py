@@ -29,6 +29,7 @@ from airflow_llmengine.spec.wire_model import WireModel
 
 _SMALLEST_CPUS = Decimal("0.001")
 _SMALLEST_BYTES = Decimal(2**20)
+_QUANTITIES = ("cpus", "memory", "storage")
 _TOOL = "code_evaluator"
 
 
@@ -96,9 +97,8 @@ def _tool_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal
 
 
 def _hardware_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
-    yield from _quantity_refusals("cpus", request.cpus)
-    yield from _quantity_refusals("memory", request.memory)
-    yield from _quantity_refusals("storage", request.storage)
+    for name in _QUANTITIES:
+        yield from _quantity_refusals(name, getattr(request, name))
     if request.gpus is not None and request.gpus < 1:
         reason = f"must be at least 1, not {shown_number(request.gpus)}"
         if request.gpu_type is not None:
@@ -152,5 +152,5 @@ def _size_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal
     ]
     for path, part in parts:
         for name in () if part is None else type(part).model_fields:
-            if exceeds_64_bits(getattr(part, name)):
+            if name not in _QUANTITIES and exceeds_64_bits(getattr(part, name)):
                 yield Refusal(path + name, "is a whole number of more than 64 bits", "give a smaller one")

@@ -90,7 +90,7 @@ def exceeds_64_bits(value: Any) -> bool:
         return any(map(exceeds_64_bits, value.values()))
     if isinstance(value, list) and value:
         if isinstance(value[0], int):
-            return min(value) < _LEAST_INTEGER or max(value) > _GREATEST_INTEGER
+            return bool(min(value) < _LEAST_INTEGER or max(value) > _GREATEST_INTEGER)
         if isinstance(value[0], list):
             return any(map(exceeds_64_bits, value))
     return False

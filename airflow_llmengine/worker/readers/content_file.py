@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.validation import refusals_of
+from airflow_llmengine.spec.wire_faults import MOST_SHOWN, path_step
 from airflow_llmengine.worker.readers.detection import PROMPTS_KEY
 from airflow_llmengine.worker.readers.errors import InputInvalidError
 from airflow_llmengine.worker.readers.json_array import read_elements
@@ -33,8 +34,9 @@ def read_parameters(
         InputInvalidError: The document is broken, or the parameters are not what the contract says.
     """
     scanner = JSONScanner(read, name, block_bytes=block_bytes)
-    members: list[tuple[bytes, bytes | None]] = []
+    members: list[tuple[bytes, bytes]] = []
     prompts = size = 0
+    overflow = False
     for raw_key in scanner.members():
         if _is_prompts_key(raw_key):
             prompts += 1
@@ -45,26 +47,30 @@ def read_parameters(
         else:
             value = scanner.take_value()
             size += len(raw_key) + value.size
-            if len(members) == MAX_FIELDS or size > MAX_RECORD_BYTES:
-                raise InputInvalidError(
-                    f"{name} has more than {MAX_FIELDS} fields, or {MAX_RECORD_BYTES} bytes of them, beside prompts."
-                )
-            members.append((raw_key, value.raw))
+            if value.raw is not None and len(members) < MAX_FIELDS and size <= MAX_RECORD_BYTES:
+                members.append((raw_key, value.raw))
+            else:
+                overflow = True
     scanner.expect_end()
     if not prompts:
         return None
     if prompts > 1:
         raise InputInvalidError(f"{name} has prompts twice: put all of them into one array.")
+    if overflow:
+        raise InputInvalidError(
+            f"{name} has more than {MAX_FIELDS} fields, or {MAX_RECORD_BYTES} bytes of them, beside prompts."
+        )
     parameters: dict[str, Any] = {}
     for raw_key, raw in members:
         key = _load(raw_key, name, "a key")
+        shown = path_step(key).removeprefix(".")
         if key in parameters:
-            raise InputInvalidError(f"{name} has {key} twice: leave one of them out.")
-        parameters[key] = _load(raw, name, key)
+            raise InputInvalidError(f"{name} has {shown} twice: leave one of them out.")
+        parameters[key] = _load(raw, name, shown)
     try:
         return CreateBatchCompletionsV1RequestContent.model_validate({**parameters, PROMPTS_KEY: []})
     except ValidationError as error:
-        refusals = refusals_of(error, CreateBatchCompletionsV1RequestContent)
+        refusals = refusals_of(error, CreateBatchCompletionsV1RequestContent, MOST_SHOWN)
         raise InputInvalidError(f"{name}: {'; '.join(map(str, refusals))}") from None
 
 

@@ -151,17 +151,16 @@ def _refuse_too_many(value: dict[str, Any], prefix: str) -> None:
     """Refuse a record of so many fields or entries that the faults they may have would not fit into memory."""
     if len(value) > MAX_FIELDS:
         raise _invalid(f"{prefix}it has {len(value)} fields, and a record may have {MAX_FIELDS} at most")
-    pending = [
-        (prefix + path_step(name).removeprefix("."), inner) for name, inner in value.items() if isinstance(inner, dict)
-    ]
+    objects = [(name, inner) for name, inner in value.items() if isinstance(inner, dict)]
     # As deep as the models look into objects themselves.
     for _depth in range(3):
-        for path, found in pending:
+        for name, found in objects:
             if len(found) > MAX_ENTRIES:
                 raise _invalid(
-                    f"{path}: it has {len(found)} entries, and an object in a record may have {MAX_ENTRIES} at most"
+                    f"{prefix}{path_step(name).removeprefix('.')}: it has {len(found)} entries, and an object in a "
+                    f"record may have {MAX_ENTRIES} at most"
                 )
-        pending = [(path, inner) for path, found in pending for inner in found.values() if isinstance(inner, dict)]
+        objects = [(name, inner) for name, found in objects for inner in found.values() if isinstance(inner, dict)]
 
 
 def _refuse_empty_token_list(prompt: Any, prefix: str) -> None:
