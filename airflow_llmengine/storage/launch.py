@@ -96,6 +96,7 @@ def launch_job(
     if manifest is not None and manifest.fingerprint == job_fingerprint:
         finished_by_this_series = same_series and current is not None and current.generation == manifest.generation
         if if_done == "reuse" or finished_by_this_series:
+            _delete_leftover_scratch(directory, manifest)
             return Launch(
                 handle=manifest.handle,
                 deadline=now + max_runtime_sec(request),
@@ -142,6 +143,13 @@ def launch_job(
         directory.clear_cancel()
     directory.write_current(CurrentJob(fingerprint=job_fingerprint, generation=generation, owner=owner, series=series))
     return Launch(handle=handle, deadline=deadline, created=created, resumed=resumed)
+
+
+def _delete_leftover_scratch(directory: JobDirectory, manifest: Manifest) -> None:
+    """Finish what a worker that died between its last two steps has left."""
+    scratch = directory.scratch(manifest.handle)
+    if scratch.read_job() is not None:
+        scratch.delete()
 
 
 def shown(request: CreateBatchCompletionsV1Request) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from airflow_llmengine.worker.readers import InputReader, open_input
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
 from airflow_llmengine.worker.replica import ModelChangedError, Replica, ReplicaSettings
 from airflow_llmengine.worker.share import Share
-from airflow_llmengine.worker.stopping import Stop, StopReason
+from airflow_llmengine.worker.stopping import Stop
 from airflow_llmengine.worker.timing import Deadline, Timing
 
 logger = logging.getLogger(__name__)
@@ -314,8 +314,9 @@ class _LastWords:
             logger.warning("no last heartbeat: %s", error)
 
     def say(self, exit_code: ExitCode | None) -> None:
-        """Write the last heartbeat, unless a later attempt has the replica by now."""
-        if self._stop.reason is StopReason.REPLACED:
+        """Write the last heartbeat, unless a later attempt has the replica by now, or the job's scratch is gone."""
+        standing = self._scratch.read_heartbeat(self._progress.replica)
+        if standing is None or standing.attempt != self._progress.attempt:
             return
         partial = exit_code is ExitCode.PARTIAL or (exit_code is None and self._stop.is_requested())
         self._progress.phase = "done" if exit_code is ExitCode.DONE else "partial" if partial else "failed"

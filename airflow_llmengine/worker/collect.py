@@ -80,6 +80,8 @@ def collect(
         # Somebody else may have collected the same generation, and deleted the chunks, in the meantime.
         manifest = directory.valid_manifest()
         if manifest is not None and manifest.handle == handle:
+            # What this attempt has put there since nobody will ask for.
+            scratch.delete()
             return manifest
         raise
 

@@ -36,7 +36,10 @@ FLUSH_SECONDS = 10.0
 LATENCY_SAMPLES = 256
 """The slowest of so many latest records tells how long before the deadline admission ends."""
 
-AT_ONCE = (StopReason.ENGINE_DIED, StopReason.SUPERSEDED, StopReason.CANCELLED, StopReason.REPLACED)
+NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED)
+"""Reasons to stop after which nobody will ask for what this attempt has done."""
+
+AT_ONCE = (*NOTHING_TO_SAVE, StopReason.ENGINE_DIED, StopReason.CANCELLED, StopReason.REPLACED)
 """Reasons to stop for which the records in flight are not waited for."""
 
 PENDING_COMMITS = 8
@@ -106,6 +109,8 @@ class Replica:
         background: list[asyncio.Task[None]] = []
         try:
             await self._take_over()
+            if self._stop.reason is StopReason.FINISHED:
+                return ExitCode.DONE
             background.append(asyncio.create_task(self._watch()))
             work = await self._next_for_engine()
             if work is None and not self._stop.is_requested():
@@ -139,6 +144,8 @@ class Replica:
         if earlier is not None:
             self._progress.go_on_from(earlier)
         await self._write_heartbeat()
+        # An earlier attempt may have come to its end since this one was launched.
+        await self._look_for_end()
 
     async def _give_back(self) -> None:
         try:
@@ -379,7 +386,7 @@ class Replica:
 
     async def _save_parts(self, *, rounds: bool = True) -> None:
         """Keep what is finished of the open chunks: as parts, or for one that is made again, as its next round."""
-        if not self._open or self._stop.reason is StopReason.SUPERSEDED or not await self._is_current():
+        if not self._open or self._stop.reason in NOTHING_TO_SAVE or not await self._is_current():
             return
         for results in list(self._open.values()):
             if results.round_number:
@@ -417,7 +424,9 @@ class Replica:
     async def _beat(self) -> None:
         """Show that this attempt is at work; but where a later one of the same replica is, stop."""
         standing = await asyncio.to_thread(self._scratch.read_heartbeat, self._progress.replica)
-        if standing is not None and standing.attempt != self._progress.attempt:
+        if standing is None:
+            await self._look_for_end()
+        elif standing.attempt != self._progress.attempt:
             self._stop.request(
                 StopReason.REPLACED,
                 f"a later attempt of replica {standing.replica} has begun (process {standing.pid} on {standing.host}); "
@@ -427,8 +436,14 @@ class Replica:
         await self._write_heartbeat()
 
     async def _write_heartbeat(self, message: str | None = None) -> None:
-        if self._stop.reason is not StopReason.REPLACED:
+        if self._stop.reason not in (StopReason.REPLACED, StopReason.FINISHED):
             await asyncio.to_thread(self._scratch.write_heartbeat, self._progress.heartbeat(message))
+
+    async def _look_for_end(self) -> None:
+        """Stop if the job is done, by another attempt: nothing of it is left to work on."""
+        manifest = await asyncio.to_thread(self._directory.read_manifest)
+        if manifest is not None and manifest.handle == self._handle:
+            self._stop.request(StopReason.FINISHED, "the job was finished by another attempt")
 
     async def _look_for_cancel(self) -> None:
         cancelled = await asyncio.to_thread(self._directory.read_cancel)

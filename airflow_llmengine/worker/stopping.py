@@ -30,6 +30,7 @@ class StopReason(StrEnum):
     LAUNCHER_GONE = "launcher gone"
     SUPERSEDED = "superseded"
     REPLACED = "replaced"
+    FINISHED = "finished"
     TOO_MANY_FAILED_RECORDS = "too many failed records"
     ENGINE_DIED = "engine died"
     STORAGE_UNREACHABLE = "storage unreachable"
@@ -41,6 +42,7 @@ class StopReason(StrEnum):
             StopReason.TOO_MANY_FAILED_RECORDS: ExitCode.TOO_MANY_FAILED_RECORDS,
             StopReason.ENGINE_DIED: ExitCode.ENGINE_DIED,
             StopReason.STORAGE_UNREACHABLE: ExitCode.STORAGE_UNREACHABLE,
+            StopReason.FINISHED: ExitCode.DONE,
         }.get(self, ExitCode.PARTIAL)
 
 

@@ -279,3 +279,23 @@ def test_a_signed_urls_signature_is_not_kept(place: Path) -> None:
         }
     )
     assert "made-up" not in str(shown(request))
+
+
+def test_scratch_that_a_worker_left_between_its_last_two_steps_goes_with_the_next_launch(place: Path) -> None:
+    launched = launch(place)
+    directory = JobDirectory(Storage(), str(place / "out.json"))
+    job = directory.scratch(launched.handle).read_job()
+    assert job is not None
+    finish(place, launched.handle)
+    directory.scratch(launched.handle).write_job(job)
+    assert launch(place, series="s2").manifest is not None
+    assert directory.scratches() == []
+
+
+def test_a_listing_that_is_late_does_not_hide_what_was_finished(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launch(place)
+    # It stands for an object store whose listings lag behind its objects.
+    monkeypatch.setattr(JobDirectory, "scratches", lambda _directory: [])
+    again = launch(place, series="s2")
+    assert again.handle == launched.handle
+    assert again.resumed

@@ -14,6 +14,9 @@ Far above any request, and far below the depth at which Python's parser gives up
 and would make one input two jobs.
 """
 
+MAX_CONTAINERS: Final = 2**20
+"""Most arrays and objects in a record. Python takes up to a hundred bytes for one that takes three in the input."""
+
 MAX_FIELDS: Final = 1000
 """Most fields of a record, known or not: each unknown one is a fault, which takes more memory than the field."""
 

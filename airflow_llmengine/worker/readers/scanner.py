@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, Literal, NamedTuple, NoReturn
 
 from airflow_llmengine.worker.readers.errors import InputCutError, InputInvalidError
 from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_RECORD_BYTES
@@ -260,16 +260,29 @@ class JSONScanner:
                 return self._cursor
 
 
-def is_nested_deeper(raw: bytes, limit: int) -> bool:
-    """Whether arrays and objects are nested deeper than the limit in a JSON text, which need not be valid."""
-    depth = cursor = 0
-    while depth <= limit:
+def structure_fault(raw: bytes, *, most_nested: int, most: int) -> Literal["depth", "number"] | None:
+    """Which limit the arrays and objects of a JSON text exceed first, if any; the text need not be valid.
+
+    Args:
+        raw: The text.
+        most_nested: How deep they may be nested.
+        most: How many there may be.
+    """
+    depth = cursor = opened = 0
+    while True:
         cursor = _end_of(_TO_BRACKET, raw, cursor)
         if cursor == len(raw) or raw[cursor] == _QUOTE:
-            return False
-        depth += 1 if raw[cursor] in _OPENING else -1
+            return None
+        if raw[cursor] in _OPENING:
+            depth += 1
+            opened += 1
+            if depth > most_nested:
+                return "depth"
+            if opened > most:
+                return "number"
+        else:
+            depth -= 1
         cursor += 1
-    return True
 
 
 def _end_of(pattern: re.Pattern[bytes], data: bytes, start: int) -> int:

@@ -2,7 +2,7 @@
 
 The standard library's parser does the work (about 200 000 small records a second); on top of it are refused: bytes that
 are not UTF-8, lone surrogates (they are no text, and can't be written to the output), NaN and infinities, numbers that
-a 64-bit float can't hold, keys that stand twice in one object, and nesting beyond a fixed depth. No message holds any
+a 64-bit float can't hold, keys that stand twice in one object, and more nesting, arrays and objects than any request has. No message holds any
 text of the value.
 """
 
@@ -14,8 +14,8 @@ import re
 from typing import Any, NoReturn
 
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.worker.readers.limits import MAX_NESTING
-from airflow_llmengine.worker.readers.scanner import is_nested_deeper
+from airflow_llmengine.worker.readers.limits import MAX_CONTAINERS, MAX_NESTING
+from airflow_llmengine.worker.readers.scanner import structure_fault
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -53,8 +53,12 @@ def load_value(raw: bytes) -> Any:
         ValueRefusedError: See the module's description.
     """
     # Counting is much faster than following the brackets, and nearly always enough.
-    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING and is_nested_deeper(raw, MAX_NESTING):
-        raise _invalid_json(f"arrays and objects are nested more than {MAX_NESTING} deep")
+    if raw.count(b"[") + raw.count(b"{") > MAX_NESTING:
+        fault = structure_fault(raw, most_nested=MAX_NESTING, most=MAX_CONTAINERS)
+        if fault == "depth":
+            raise _invalid_json(f"arrays and objects are nested more than {MAX_NESTING} deep")
+        if fault == "number":
+            raise _invalid_json(f"it holds more than {MAX_CONTAINERS} arrays and objects")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
