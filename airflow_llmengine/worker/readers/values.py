@@ -2,8 +2,8 @@
 
 The standard library's parser does the work (about 200 000 small records a second); on top of it are refused: bytes that
 are not UTF-8, lone surrogates (they are no text, and can't be written to the output), NaN and infinities, numbers that
-a 64-bit float can't hold, keys that stand twice in one object, and more nesting, arrays and objects than any request has. No message holds any
-text of the value.
+a 64-bit float can't hold, keys that stand twice in one object, and more arrays and objects, or deeper ones, than any
+request has. No message holds any text of the value.
 """
 
 from __future__ import annotations
