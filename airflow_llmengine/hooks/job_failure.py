@@ -31,7 +31,14 @@ RETRIED = f"{KEPT}, and a retry goes on from there"
 
 
 def job_failure(
-    exit_code: int, message: str, *, handle: JobHandle, deadline: float, status: JobStatus, now: float | None = None
+    exit_code: int,
+    message: str,
+    *,
+    handle: JobHandle,
+    deadline: float,
+    status: JobStatus,
+    launched_by: str = "the task",
+    now: float | None = None,
 ) -> LLMEngineError:
     """Make the exception for a worker that ended without a valid manifest.
 
@@ -41,17 +48,22 @@ def job_failure(
         handle: The job.
         deadline: Seconds since the epoch after which nothing of the job may run.
         status: What storage says of whatever is current at the job's output path.
+        launched_by: What to clear for a new launch.
         now: Seconds since the epoch, for tests; the clock's time by default.
     """
     said = _sentence(message)
+    if exit_code in (ExitCode.PARTIAL, ExitCode.BAD_REQUEST) and status.handle not in (None, handle):
+        return JobSupersededError(
+            f"Another launch took over {handle.path}, so this one stopped. Give each job an output of its own."
+        )
     if exit_code == ExitCode.BAD_REQUEST:
         return InputRefusedError(
-            f"The job can't be run: {said or 'the worker refused it.'} {KEPT}. Correct it, and clear the task."
+            f"The job can't be run: {said or 'the worker refused it.'} {KEPT}. Correct it, and clear {launched_by}."
         )
     if exit_code == ExitCode.TOO_MANY_FAILED_RECORDS:
         return TooManyFailedRecordsError(
             f"Too many records failed: {said or 'see the log.'} {KEPT}. Correct the input or raise max_error_rate, and "
-            "clear the task."
+            f"clear {launched_by}."
         )
     if exit_code == ExitCode.ENGINE_DIED:
         return EngineDiedError(f"The engine died: {said or 'see the log.'} {RETRIED}.")
@@ -60,7 +72,7 @@ def job_failure(
             f"{said or 'Storage could not be reached.'} What was committed is kept, and a retry goes on from there."
         )
     if exit_code == ExitCode.PARTIAL:
-        return _stopped_early(said, handle, deadline, status, time.time() if now is None else now)
+        return _stopped_early(said, deadline, status, launched_by, time.time() if now is None else now)
     if exit_code == ExitCode.DONE:
         return ResultMissingError(
             f"The worker said that the job is done, and no valid manifest stands beside {handle.path}. {RETRIED}."
@@ -68,23 +80,19 @@ def job_failure(
     return WorkerDiedError(f"{_death(exit_code, said)} {RETRIED}.")
 
 
-def _stopped_early(said: str, handle: JobHandle, deadline: float, status: JobStatus, now: float) -> JobFailedError:
-    current = status.handle
-    if current is not None and current != handle:
-        return JobSupersededError(
-            f"Another launch took over {handle.path}, so this one stopped. Give each job an output of its own."
-        )
+def _stopped_early(said: str, deadline: float, status: JobStatus, launched_by: str, now: float) -> JobFailedError:
     if status.cancelled is not None:
         return JobCancelledError(
-            f"The job was cancelled ({status.cancelled.reason}). {KEPT}. Clear the task, or start a new run, to go on."
+            f"The job was cancelled ({status.cancelled.reason}). {KEPT}. Clear {launched_by}, or start a new run, to "
+            "go on."
         )
     launched = 0.0 if status.job is None else status.job.launched
     if now >= deadline or any(
         beat.stop_reason == "deadline" and beat.updated >= launched for beat in status.heartbeats
     ):
         return DeadlineExceededError(
-            f"max_runtime_sec is used up, retries included. {KEPT}. Raise it if it is too short; clear the task, or "
-            "start a new run, to go on with a new budget."
+            f"max_runtime_sec is used up, retries included. {KEPT}. Raise it if it is too short; clear {launched_by}, "
+            "or start a new run, to go on with a new budget."
         )
     return JobInterruptedError(
         f"The worker stopped early: {said or 'something else than Airflow ended it.'} {RETRIED}."

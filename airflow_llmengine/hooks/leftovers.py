@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import psutil
 
 MARK_VARIABLE = "LLMENGINE_WORKER"
-"""``<digest of the output path>/<replica>/<digest of the series>``."""
+"""``<digest of the output path>/<replica, or "collect">/<digest of the series>``."""
 
 LAUNCHER_VARIABLE = "LLMENGINE_LAUNCHER"
 """``<process id>@<start time>`` of the process that launched the worker."""
@@ -32,11 +32,12 @@ def _digest(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMark:
-    """Names one replica of one job's worker, for one series of attempts."""
+    """Names the worker of one replica of a job, for one series of attempts."""
 
     output: str
     """The job's ``output_data_path``."""
-    replica: int
+    replica: int | None
+    """None: the worker that puts together what the replicas did."""
     series: str
 
     def environment(self) -> dict[str, str]:
@@ -60,7 +61,7 @@ class WorkerMark:
 
     @property
     def _place(self) -> str:
-        return f"{_digest(self.output)}/{self.replica}"
+        return f"{_digest(self.output)}/{'collect' if self.replica is None else self.replica}"
 
 
 def find_leftovers(mark: WorkerMark) -> list[psutil.Process]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 from airflow_llmengine.exceptions import KEPT, ConnectionUnusableError, DeadlineExceededError, TaskKilledError
 from airflow_llmengine.hooks.leftovers import WorkerMark, end_leftovers
 from airflow_llmengine.hooks.local_worker import LocalWorker, WorkerOutcome
-from airflow_llmengine.hooks.worker_slots import NoFreeSlotError, SlotDirectoryError, runtime_directory, take_slot
+from airflow_llmengine.hooks.worker_slots import (
+    NoFreeSlotError,
+    SlotDirectoryError,
+    WorkerSlot,
+    runtime_directory,
+    take_slot,
+)
 
 if TYPE_CHECKING:
     from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+    from airflow_llmengine.spec.job_state import JobHandle
 
 WORKER_MODULE = "airflow_llmengine.worker"
 
@@ -47,8 +54,8 @@ def worker_environment(settings: ConnectionSettings) -> dict[str, str]:
 class LocalAttempt:
     """What one attempt runs. Has no repr: it holds the user's text and credentials."""
 
-    output: str
-    """The job's ``output_data_path``, as its handle names it."""
+    handle: JobHandle
+    """What is joined: this generation, or none."""
     owner: str
     series: str
     request: bytes
@@ -57,10 +64,20 @@ class LocalAttempt:
     deadline: float
     """Seconds since the epoch after which nothing may run."""
     max_error_rate: float | None
+    replica: int | None = 0
+    """Which share is done; None: the shares that were done are put together."""
+    replicas: int = 1
+    launched_by: str = "the task"
+    """What to clear for a new launch."""
+
+    @property
+    def mark(self) -> WorkerMark:
+        """What its worker's processes carry."""
+        return WorkerMark(self.handle.path, self.replica, self.series)
 
 
 class LocalLauncher:
-    """Runs a job's only replica on this machine. ``stop`` may be called at any time, also from a signal handler.
+    """Runs a job's workers on this machine. ``stop`` may be called at any time, also from a signal handler.
 
     Args:
         settings: The connection.
@@ -91,23 +108,29 @@ class LocalLauncher:
         if self._worker is not None:
             self._worker.stop()
 
-    def end_leftovers(self, output: str, series: str) -> None:
-        """End what an earlier attempt of this job left running on this machine, and wait for it."""
-        end_leftovers(
-            WorkerMark(output, 0, series), grace_seconds=self._grace_seconds, check=self._check, log=self._warn
-        )
+    def end_leftovers(self, mark: WorkerMark) -> None:
+        """End what an earlier attempt of this worker left running on this machine, and wait for it."""
+        end_leftovers(mark, grace_seconds=self._grace_seconds, check=self._check, log=self._warn)
 
     def run(self, attempt: LocalAttempt) -> WorkerOutcome:
-        """Wait for a free slot of this machine, and run the worker to its end.
+        """Run a worker to its end. One that needs an engine waits for a free slot of this machine first.
 
         Raises:
             TaskKilledError: ``stop`` was called before the worker was started.
             DeadlineExceededError: No slot was free in time.
             ConnectionUnusableError: The worker can't be started on this machine.
         """
-        mark = WorkerMark(attempt.output, 0, attempt.series)
+        if attempt.replica is None:
+            return self._work(attempt)
+        slot = self._take_slot(attempt)
         try:
-            slot = take_slot(
+            return self._work(attempt, inherited=(slot.fileno(),))
+        finally:
+            slot.release()
+
+    def _take_slot(self, attempt: LocalAttempt) -> WorkerSlot:
+        try:
+            return take_slot(
                 self._directory(),
                 self._settings.local_workers,
                 holder=f"{attempt.owner} (process {os.getpid()})",
@@ -117,20 +140,22 @@ class LocalLauncher:
             )
         except NoFreeSlotError as error:
             raise DeadlineExceededError(
-                f"max_runtime_sec ran out while the job waited for its turn on this machine. {KEPT}. Raise "
-                "max_runtime_sec or the connection's local_workers, or spread the jobs; then clear the task."
+                f"max_runtime_sec ran out while the job waited for its turn on this machine. {KEPT}. Raise it or the "
+                f"connection's local_workers, or spread the jobs; then clear {attempt.launched_by}."
             ) from error
         except SlotDirectoryError as error:
             raise ConnectionUnusableError(str(error)) from error
+
+    def _work(self, attempt: LocalAttempt, inherited: Sequence[int] = ()) -> WorkerOutcome:
         try:
             self._worker = LocalWorker(
                 self._command(attempt),
                 request=attempt.request,
                 storage_options=attempt.storage_options,
-                environment={**worker_environment(self._settings), **mark.environment()},
+                environment={**worker_environment(self._settings), **attempt.mark.environment()},
                 grace_seconds=self._grace_seconds,
                 log=self._log,
-                inherited=(slot.fileno(),),
+                inherited=inherited,
             )
             self._check()
             return self._worker.run()
@@ -141,9 +166,8 @@ class LocalLauncher:
             ) from error
         finally:
             self._worker = None
-            slot.release()
             # Nothing that left the worker's process group stays either.
-            end_leftovers(mark, grace_seconds=0, check=lambda: None, log=self._warn)
+            end_leftovers(attempt.mark, grace_seconds=0, check=lambda: None, log=self._warn)
 
     @property
     def _python(self) -> str:
@@ -154,14 +178,20 @@ class LocalLauncher:
             self._python,
             "-m",
             WORKER_MODULE,
-            "run",
+            "collect" if attempt.replica is None else "run",
             "-",
-            "--launched",
+            f"--generation={attempt.handle.generation}",
             f"--owner={attempt.owner}",
-            f"--series={attempt.series}",
             f"--grace-seconds={self._grace_seconds}",
             "--log-format=json",
         ]
+        if attempt.replica is not None:
+            command += [
+                "--launched",
+                f"--series={attempt.series}",
+                f"--replica={attempt.replica}",
+                f"--replicas={attempt.replicas}",
+            ]
         if attempt.max_error_rate is not None:
             command.append(f"--max-error-rate={attempt.max_error_rate!r}")
         return command

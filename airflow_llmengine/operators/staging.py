@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.hooks.llmengine import storage_errors
 
 if TYPE_CHECKING:
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-    from airflow_llmengine.storage.filesystem import Storage
+    from airflow_llmengine.storage.filesystem import Location, Storage
 
 FOLDER = "inputs"
 """Below the job directory. One file, named by the hash of its content, so that a retry and a clear find the same."""
@@ -40,27 +41,67 @@ def staged_content(
     Raises:
         StorageFailedError: It can't be put there.
     """
-    from airflow_llmengine.spec.check import validate_request
-    from airflow_llmengine.storage.job_directory import JobDirectory
-
-    given = request.given()
-    encoded = b"" if given.get("content") is None else json.dumps(given["content"]).encode()
-    if len(encoded) <= limit:
+    staged = _staged(storage, request, limit)
+    if staged is None:
         yield request
         return
-    name = f"{hashlib.sha256(encoded).hexdigest()}.json"
+    place, encoded = staged
     with storage_errors():
-        folder = JobDirectory(storage, request.output_data_path).root.child(FOLDER)
-        place = folder.child(name)
         created = place.create(encoded)
     try:
-        yield validate_request({**{n: v for n, v in given.items() if n != "content"}, "input_data_path": place.url})
+        yield _reading(request, place)
     except BaseException:
         if created:
             with storage_errors():
                 place.delete()
         raise
     with storage_errors():
+        folder = _folder(storage, request)
         for entry in folder.list():
-            if entry.name != name:
+            if folder.child(entry.name).url != place.url:
                 folder.child(entry.name).delete()
+
+
+def refer_to_staged_content(
+    storage: Storage, request: CreateBatchCompletionsV1Request, limit: int
+) -> CreateBatchCompletionsV1Request:
+    """The request as ``staged_content`` gave it to the job that was launched; nothing is put anywhere.
+
+    Raises:
+        RequestRefusedError: Its ``content`` is not what was put there.
+        StorageFailedError: Storage can't be read.
+    """
+    staged = _staged(storage, request, limit)
+    if staged is None:
+        return request
+    place, _encoded = staged
+    with storage_errors():
+        if not place.exists():
+            raise RequestRefusedError(
+                "content is not what it was when the job was launched: launch it again, by clearing the task that "
+                "plans it with its downstream tasks."
+            )
+    return _reading(request, place)
+
+
+def _staged(storage: Storage, request: CreateBatchCompletionsV1Request, limit: int) -> tuple[Location, bytes] | None:
+    """Where the content is put, and as what; None if it goes along with the request."""
+    content = request.given().get("content")
+    encoded = b"" if content is None else json.dumps(content).encode()
+    if len(encoded) <= limit:
+        return None
+    return _folder(storage, request).child(f"{hashlib.sha256(encoded).hexdigest()}.json"), encoded
+
+
+def _folder(storage: Storage, request: CreateBatchCompletionsV1Request) -> Location:
+    from airflow_llmengine.storage.job_directory import JobDirectory
+
+    with storage_errors():
+        return JobDirectory(storage, request.output_data_path).root.child(FOLDER)
+
+
+def _reading(request: CreateBatchCompletionsV1Request, place: Location) -> CreateBatchCompletionsV1Request:
+    from airflow_llmengine.spec.check import validate_request
+
+    given = {name: value for name, value in request.given().items() if name != "content"}
+    return validate_request({**given, "input_data_path": place.url})

@@ -36,12 +36,14 @@ def task_context(
 class EchoJob:
     """A job of the stand-in engine, which notes down which records it generated."""
 
-    def __init__(self, folder: Path, prompts: Iterable[str]) -> None:
+    def __init__(self, folder: Path, prompts: Iterable[str], *, max_tokens: int = 4) -> None:
         folder.mkdir(exist_ok=True)
         self.input = folder / "input.jsonl"
         self.output = folder / "output.json"
         self.generated = folder / "generated.log"
-        self.input.write_text("".join(json.dumps({"prompt": prompt, "max_tokens": 4}) + "\n" for prompt in prompts))
+        self.input.write_text(
+            "".join(json.dumps({"prompt": prompt, "max_tokens": max_tokens}) + "\n" for prompt in prompts)
+        )
 
     def environment(self, **variables: str) -> dict[str, str]:
         """For the connection's field ``worker_environment``."""

@@ -5,7 +5,6 @@ The supervisor and the task that it forks are started by `task_process.py`; the 
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -110,31 +109,9 @@ class Task:
         return LLMEngineHook().get(str(self.job.output))
 
 
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of Airflow with a migrated database, to be copied."""
-    home = tmp_path_factory.mktemp("airflow")
-    environment = os.environ | {"AIRFLOW_HOME": str(home)}
-    airflow = str(Path(sys.executable).parent / "airflow")
-    subprocess.run([airflow, "db", "migrate"], env=environment, check=True, capture_output=True)
-    return home
-
-
 @pytest.fixture
-def task(tmp_path: Path, database: Path) -> Iterator[Task]:
-    home = tmp_path / "airflow"
-    home.mkdir()
-    (home / "airflow.db").write_bytes((database / "airflow.db").read_bytes())
-    task = Task(
-        tmp_path,
-        os.environ
-        | {
-            "AIRFLOW_HOME": str(home),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(HERE / "dags"),
-            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
-        },
-    )
+def task(tmp_path: Path, airflow_environment: dict[str, str]) -> Iterator[Task]:
+    task = Task(tmp_path, airflow_environment)
     yield task
     for process in task.workers():
         process.kill()

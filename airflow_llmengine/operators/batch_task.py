@@ -1,0 +1,240 @@
+"""What every task of a batch completion job has in common: its arguments, their rendering, and an end by Airflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.configuration import conf
+
+from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
+from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.operators.attempt_options import TaskOptions
+from airflow_llmengine.operators.mapping import VerbatimPartial, gather
+from airflow_llmengine.operators.request_arguments import (
+    GatheredRequest,
+    has_template,
+    protect,
+    refuse_early,
+    unwrap,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context, XComArg
+
+    from airflow_llmengine.hooks.local_launch import LocalLauncher
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+
+
+class BatchTaskMixin(BaseOperator):
+    """A task that is given a request; it may stand in front of a pod operator.
+
+    The request is given either as ``request``, or as the arguments named like the contract's fields. Every leaf of it
+    is a template, except under ``content`` and ``model_config.chat_template``, which are passed letter for letter.
+    It is checked when the DAG is parsed, as far as it is known then, and always again when the task runs.
+
+    Args:
+        request: The request as one dictionary.
+        llmengine_conn_id: Connection of type ``llmengine``: where the job runs, and how storage is reached. It is read
+            when the task runs.
+        if_done: If the output of this very job stands already: ``reuse``, answer from it, after a clear too; or
+            ``regenerate``, make it anew, once for each run or clear.
+        overwrite: Replace an output that something else, or another task, wrote.
+        max_error_rate: Failed records, as a share of all, from 0 to 1, above which the task fails. By default it fails
+            only when every record failed.
+        input_data_path: As the contract has it, like all that follow.
+        output_data_path: Where the result stands when the task has succeeded, and never before.
+        content: Prompts and sampling parameters in the DAG itself. Up to 64 KiB go along with the request, more is
+            staged beside the output. Never shown; but not so in ``default_args``, which Airflow writes into the
+            serialized DAG as they are.
+        model_config: The model and how to load it.
+        labels: On every Kubernetes object of the job.
+        data_parallelism: How many replicas share the records.
+        max_runtime_sec: One budget for all attempts of a run; a clear begins a new one.
+        priority: The PriorityClass of the pods.
+        tool_config: What tools the model may use.
+        cpus: Of each worker, like all that follow; for pods.
+        memory: See ``cpus``.
+        gpus: See ``cpus``.
+        gpu_type: See ``cpus``.
+        storage: See ``cpus``.
+        nodes_per_worker: See ``cpus``.
+        do_xcom_push: Whether the result is pushed.
+        multiple_outputs: Whether each field of the result is pushed under its own key, too.
+        kwargs: What the pod operator and BaseOperator take. A job that runs in a local process only uses
+            ``termination_grace_period`` of the pod's options: the seconds it has to save its work when it is ended.
+
+    Raises:
+        RequestRefusedError: The request can't be run; when the DAG is parsed.
+    """
+
+    template_fields: Sequence[str] = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json"}
+    # Paths end in .json: they are never the names of template files.
+    template_ext: Sequence[str] = ()
+    ui_color = "#e8f0e4"
+
+    termination_grace_period: int | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Add the pod operator's template fields to this class's own."""
+        super().__init_subclass__(**kwargs)
+        own: type[BaseOperator] = cls.__mro__[1]
+        pod: type[BaseOperator] = cls.__mro__[cls.__mro__.index(BatchTaskMixin) + 1]
+        if "template_fields" not in cls.__dict__:
+            cls.template_fields = tuple(dict.fromkeys((*own.template_fields, *pod.template_fields)))
+        if "template_fields_renderers" not in cls.__dict__:
+            cls.template_fields_renderers = {**pod.template_fields_renderers, **own.template_fields_renderers}
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> VerbatimPartial:
+        """Begin a dynamic task mapping: the arguments that all mapped tasks share."""
+        return VerbatimPartial.of(super().partial(**gather(kwargs)))
+
+    def __init__(
+        self,
+        *,
+        request: Mapping[str, Any] | XComArg | None = None,
+        llmengine_conn_id: str = LLMEngineHook.default_conn_name,
+        if_done: str = "reuse",
+        overwrite: bool | str = False,
+        max_error_rate: float | str | None = None,
+        input_data_path: str | XComArg | None = None,
+        output_data_path: str | XComArg | None = None,
+        content: Mapping[str, Any] | XComArg | None = None,
+        model_config: Mapping[str, Any] | XComArg | None = None,
+        labels: Mapping[str, str] | XComArg | None = None,
+        data_parallelism: int | str | XComArg | None = None,
+        max_runtime_sec: int | str | XComArg | None = None,
+        priority: str | XComArg | None = None,
+        tool_config: Mapping[str, Any] | XComArg | None = None,
+        cpus: str | float | XComArg | None = None,
+        memory: str | float | XComArg | None = None,
+        gpus: int | str | XComArg | None = None,
+        gpu_type: str | XComArg | None = None,
+        storage: str | float | XComArg | None = None,
+        nodes_per_worker: int | str | XComArg | None = None,
+        do_xcom_push: bool = True,
+        multiple_outputs: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        # The pod operator means by do_xcom_push a container beside the worker's, which is not used.
+        super().__init__(do_xcom_push=False, multiple_outputs=multiple_outputs, **kwargs)
+        self.do_xcom_push = do_xcom_push
+        fields = {
+            "input_data_path": input_data_path,
+            "output_data_path": output_data_path,
+            "content": content,
+            "model_config": model_config,
+            "labels": labels,
+            "data_parallelism": data_parallelism,
+            "max_runtime_sec": max_runtime_sec,
+            "priority": priority,
+            "tool_config": tool_config,
+            "cpus": cpus,
+            "memory": memory,
+            "gpus": gpus,
+            "gpu_type": gpu_type,
+            "storage": storage,
+            "nodes_per_worker": nodes_per_worker,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        self.request, self._originals = _assemble(request, given, kwargs.get("default_args") or {})
+        self.llmengine_conn_id = llmengine_conn_id
+        self.if_done = if_done
+        self.overwrite = overwrite
+        self.max_error_rate = max_error_rate
+        self._launcher: LocalLauncher | None = None
+        self._ended_by_airflow = False
+        self._refuse_early()
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template, or what holds templates; as Airflow does, but for the user's text."""
+        # What a mapped task gets from an XCom is data and not a template, and this is a copy of it.
+        if seen_oids and any(copy is content and id(original) in seen_oids for copy, original in self._originals):
+            return content
+        rendered = super().render_template(content, context, jinja_env, seen_oids)
+        # A request that an XCom brought holds the user's text, too.
+        return protect(rendered) if content is self.request and isinstance(rendered, Mapping) else rendered
+
+    def on_kill(self) -> None:
+        """Stop the worker, when Airflow ends the task. Called in a signal handler, in the middle of ``execute``."""
+        self._ended_by_airflow = True
+        if self._launcher is not None:
+            self._launcher.stop()
+        super().on_kill()
+
+    def _refuse_early(self) -> None:
+        if isinstance(self.request, Mapping):
+            refuse_early(self.request)
+        # A stand-in for what is only known later.
+        TaskOptions.parse(
+            if_done="reuse" if has_template(self.if_done) else self.if_done,
+            overwrite=False if has_template(self.overwrite) else self.overwrite,
+            max_error_rate=None if has_template(self.max_error_rate) else self.max_error_rate,
+        )
+
+    def _options(self) -> TaskOptions:
+        return TaskOptions.parse(if_done=self.if_done, overwrite=self.overwrite, max_error_rate=self.max_error_rate)
+
+    def _checked_request(self, hook: LLMEngineHook) -> CreateBatchCompletionsV1Request:
+        request = unwrap(self.request)
+        if not isinstance(request, Mapping):
+            raise RequestRefusedError(f"The request must be an object, and is a {type(request).__name__}.")
+        return hook.validate(request)
+
+    def _make_launcher(self, hook: LLMEngineHook) -> LocalLauncher:
+        from airflow_llmengine.hooks.local_launch import LocalLauncher
+
+        self._launcher = launcher = LocalLauncher(
+            hook.settings,
+            grace_seconds=self.termination_grace_period or conf.getint("llmengine", "grace_seconds"),
+            runtime_directory=conf.get("llmengine", "runtime_directory"),
+            log=self.log.log,
+        )
+        # on_kill could not reach it until now.
+        if self._ended_by_airflow:
+            launcher.stop()
+        return launcher
+
+    def _refuse_if_ended(self) -> None:
+        """Airflow takes a return for a success, also when it had the task killed."""
+        if self._ended_by_airflow:
+            raise TaskKilledError(f"Airflow ended the task. {KEPT}; a retry, or clearing the task, goes on from there.")
+
+
+def _assemble(
+    request: Mapping[str, Any] | XComArg | None, fields: Mapping[str, Any], default_args: Mapping[str, Any]
+) -> tuple[Any, list[tuple[Any, Any]]]:
+    """The one request out of both ways to give it, and which parts of it are copies of what.
+
+    Airflow has filled the arguments that were not given from ``default_args`` already; what was given goes before it,
+    also when it was given as a part of ``request``, or to ``partial()``.
+    """
+    defaults = {name: value for name, value in fields.items() if default_args.get(name) is value}
+    explicit = {name: value for name, value in fields.items() if name not in defaults}
+    if request is not None and explicit and not isinstance(request, GatheredRequest):
+        raise RequestRefusedError(
+            f"request and {', '.join(explicit)} were both given: give the request as one dictionary, or its fields."
+        )
+    if request is not None and not isinstance(request, Mapping):
+        if defaults:
+            raise RequestRefusedError(
+                f"default_args gives {', '.join(defaults)}, and the request comes whole from another task: give the "
+                "fields one by one, or take them out of default_args."
+            )
+        return request, []
+    given = {**defaults, **(request or {}), **explicit}
+    protected = protect(given)
+    copies = [(protected, request)]
+    if protected.get("model_config") is not given.get("model_config"):
+        copies.append((protected["model_config"], given["model_config"]))
+    return protected, copies

@@ -1,0 +1,89 @@
+"""From a checked request to a launched job, as every task does that launches one."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.configuration import conf
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import Logger
+
+    from airflow_llmengine.hooks.llmengine import LLMEngineHook
+    from airflow_llmengine.operators.attempt_options import TaskOptions
+    from airflow_llmengine.spec.manifest import Manifest
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.launch import Launch
+
+POD_FIELDS = ("cpus", "memory", "storage", "gpus", "gpu_type", "nodes_per_worker", "priority")
+"""Fields of a request that say what a pod gets. A process on this machine has what the machine has."""
+
+
+def series_of(ti: Any) -> str:
+    """Names a task instance's series of attempts: max_tries grows when it is cleared, and stays when it is retried."""
+    return "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.max_tries)))
+
+
+def inline_limit() -> int:
+    """Bytes of ``content`` that go along with the request."""
+    return int(conf.getint("llmengine", "max_inline_content_bytes"))
+
+
+def launch(
+    hook: LLMEngineHook,
+    request: CreateBatchCompletionsV1Request,
+    *,
+    owner: str,
+    series: str,
+    options: TaskOptions,
+    log: Logger,
+) -> tuple[Launch, CreateBatchCompletionsV1Request]:
+    """Launch the job, or find that it is done, and say so in the log.
+
+    Returns:
+        The launch, and the request as the workers are given it: large ``content`` is staged on storage.
+
+    Raises:
+        LLMEngineError: See ``LLMEngineHook.create``.
+    """
+    from airflow_llmengine.operators.staging import staged_content
+
+    with staged_content(hook.storage(), request, inline_limit()) as request:
+        launched = hook.create(
+            request, owner=owner, series=series, if_done=options.if_done, overwrite=options.overwrite
+        )
+    if launched.manifest is None:
+        _tell_launch(launched, request, log)
+    else:
+        _tell_answer(launched.manifest, log)
+    return launched, request
+
+
+def _tell_launch(launched: Launch, request: CreateBatchCompletionsV1Request, log: Logger) -> None:
+    log.info(
+        "%s job %s, generation %d, of %s; it must be done by %s.",
+        "Resuming" if launched.resumed else "Starting",
+        launched.handle.fingerprint,
+        launched.handle.generation,
+        launched.handle.path,
+        _when(launched.deadline),
+    )
+    for_pods = [name for name in POD_FIELDS if request.is_given(name)]
+    if for_pods:
+        log.info("%s: for pods; a local worker has what this machine has.", ", ".join(for_pods))
+
+
+def _tell_answer(manifest: Manifest, log: Logger) -> None:
+    log.info(
+        "Answered from storage: %s stands already, of this very job, since %s: %d records, %d of them failed. "
+        "To make it anew, set if_done='regenerate' and clear the task.",
+        manifest.output_data_path,
+        _when(manifest.finished),
+        manifest.records,
+        manifest.failed,
+    )
+
+
+def _when(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
