@@ -6,6 +6,7 @@
     ├── RequestRefusedError           *     the request breaks the contract, before anything is launched
     ├── ConnectionUnusableError       *     the Airflow connection is missing, or can't be used as it is
     ├── LaunchForbiddenError          *     the job must not start: foreign output, used-up deadline, cancelled
+    ├── JobNotLaunchedError           *     the task group's plan launched no job, so there is nothing to collect
     ├── StorageFailedError                  input, output or job directory could not be read or written
     ├── StorageRefusedError           *     storage does not have what is asked for, or refuses it
     ├── TaskKilledError                     Airflow ended the task: killed, cleared, marked, or shut down
@@ -15,6 +16,7 @@
         ├── DeadlineExceededError     *     max_runtime_sec is used up
         ├── JobCancelledError         *     somebody cancelled the job
         ├── JobSupersededError        *     another launch took the output over
+        ├── JobIncompleteError        *     the replicas ended, and something is left to do
         ├── JobInterruptedError             the worker was told to stop and saved its work
         ├── EngineDiedError                 the engine could not be started, or died
         ├── WorkerDiedError                 the worker process was killed, or failed by a defect
@@ -62,6 +64,10 @@ class LaunchForbiddenError(_FailsAtOnce, LLMEngineError):
     """The job must not start as it is. Nothing was changed."""
 
 
+class JobNotLaunchedError(_FailsAtOnce, LLMEngineError):
+    """The task that plans the job did not launch it, so there is nothing to collect."""
+
+
 class StorageFailedError(LLMEngineError):
     """Input, output or job directory could not be read or written."""
 
@@ -96,6 +102,10 @@ class JobCancelledError(_FailsAtOnce, JobFailedError):
 
 class JobSupersededError(_FailsAtOnce, JobFailedError):
     """Another launch took over the same ``output_data_path``."""
+
+
+class JobIncompleteError(_FailsAtOnce, JobFailedError):
+    """The replicas of a job ended, and something is left to do. Clearing those that failed goes on with it."""
 
 
 class JobInterruptedError(JobFailedError):

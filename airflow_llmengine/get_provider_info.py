@@ -23,7 +23,10 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": ["airflow_llmengine.operators.batch_completions"],
+                "python-modules": [
+                    "airflow_llmengine.operators.batch_completions",
+                    "airflow_llmengine.operators.task_group",
+                ],
             }
         ],
         "sensors": [

@@ -116,6 +116,16 @@ def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home:
     assert len(list((tmp_path / "out").glob("day=*/headlines.jsonl"))) == 3
 
 
+@pytest.mark.slow
+def test_the_replicas_run(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_replicas", **environment)
+    (output,) = tmp_path.glob("*/headlines.jsonl")
+    assert len(output.read_text().splitlines()) == 24
+    assert f"24 records, 0 failed, in {output}" in printed
+    assert "3 replicas share the records" in printed
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_the_quickstart_runs_with_a_real_model(airflow_home: Path, tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""The last task of a job of several replicas: it puts the output together, or says what is missing, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_llmengine.exceptions import (
+    KEPT,
+    DeadlineExceededError,
+    JobCancelledError,
+    JobIncompleteError,
+    JobInterruptedError,
+    JobNotLaunchedError,
+)
+from airflow_llmengine.hooks.job_failure import job_failure
+from airflow_llmengine.hooks.job_summary import accepted_summary
+from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.operators.batch_task import BatchTaskMixin
+from airflow_llmengine.operators.replica_launch import (
+    FAILURE_KEY,
+    LAUNCH_KEY,
+    GroupLaunch,
+    handle_of,
+    joined_request,
+    refuse_superseded,
+)
+
+if TYPE_CHECKING:
+    import jinja2
+    from airflow.sdk import Context
+
+    from airflow_llmengine.exceptions import LLMEngineError
+    from airflow_llmengine.hooks.local_launch import LocalLauncher
+    from airflow_llmengine.hooks.local_worker import WorkerOutcome
+    from airflow_llmengine.spec.job_state import JobHandle
+    from airflow_llmengine.spec.manifest import Manifest
+    from airflow_llmengine.storage.status import JobStatus
+
+TOLD_REPLICAS = 3
+"""Of how many failed replicas the message says why."""
+
+
+class LLMEngineCollectOperator(BatchTaskMixin):
+    """Puts together what the replicas of a job did. It runs when all of them have ended, however they did.
+
+    It succeeds when a valid manifest of the job that was planned stands beside the output, and never otherwise. Its
+    XCom is that of ``LLMEngineBatchCompletionsOperator``.
+
+    Args:
+        plan_task_id: The task that launched the job.
+        replicas_task_id: The mapped task whose replicas did it.
+        kwargs: The arguments of ``BatchTaskMixin``.
+    """
+
+    def __init__(self, *, plan_task_id: str, replicas_task_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan_task_id = plan_task_id
+        self.replicas_task_id = replicas_task_id
+        self._launch: GroupLaunch | None = None
+        self._unfinished: dict[int, str] = {}
+
+    def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
+        """Render the templates, if there is a job at all: what they are made of may be missing like the job.
+
+        Raises:
+            JobNotLaunchedError: The plan did not succeed.
+        """
+        ti = cast("Any", context["ti"])
+        states = ti.get_task_states(
+            dag_id=ti.dag_id, task_ids=[self.plan_task_id, self.replicas_task_id], run_ids=[ti.run_id]
+        ).get(ti.run_id, {})
+        planned = str(states.get(self.plan_task_id))
+        # An earlier attempt's XCom outlives a plan that did not get as far as to begin.
+        self._launch = ti.xcom_pull(task_ids=self.plan_task_id, key=LAUNCH_KEY) if planned == "success" else None
+        if self._launch is None:
+            raise JobNotLaunchedError(
+                f"There is nothing to collect, for {self.plan_task_id} launched no job: its state is {planned}. See to "
+                "it, or to what comes before it, and clear it with its downstream tasks."
+            )
+        self._unfinished = _unfinished(states, self.replicas_task_id)
+        super().render_template_fields(context, jinja_env)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Put the output together, or find that it stands, and give the job's summary.
+
+        Raises:
+            LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
+        """
+        hook = LLMEngineHook(self.llmengine_conn_id)
+        options = self._options()
+        launcher = self._make_launcher(hook)
+        if self._launch is None:
+            raise JobNotLaunchedError(f"{self.plan_task_id} did not launch the job.")
+        handle = handle_of(self._launch)
+        manifest = hook.read_manifest(handle)
+        if manifest is None:
+            reasons = self._reasons(context["ti"])
+            manifest = self._collect(hook, launcher, handle, self._launch, options.max_error_rate, reasons)
+            for reason in reasons:
+                self.log.warning("%s Others did its work.", reason)
+        self._refuse_if_ended()
+        return accepted_summary(manifest, options.max_error_rate)
+
+    def _collect(
+        self,
+        hook: LLMEngineHook,
+        launcher: LocalLauncher,
+        handle: JobHandle,
+        launch: GroupLaunch,
+        max_error_rate: float | None,
+        reasons: list[str],
+    ) -> Manifest:
+        from airflow_llmengine.hooks.local_launch import LocalAttempt
+        from airflow_llmengine.operators.staging import encode_request
+
+        request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
+        refuse_superseded(hook.get(handle.path), handle, self.plan_task_id)
+        attempt = LocalAttempt(
+            handle=handle,
+            owner=launch["owner"],
+            series=launch["series"],
+            request=encode_request(request),
+            storage_options=hook.storage_options,
+            deadline=launch["deadline"],
+            max_error_rate=max_error_rate,
+            replica=None,
+            replicas=launch["replicas"],
+            launched_by=self.plan_task_id,
+        )
+        launcher.end_leftovers(attempt.mark)
+        outcome = launcher.run(attempt)
+        manifest = hook.read_manifest(handle)
+        if manifest is not None:
+            return manifest
+        self._refuse_if_ended()
+        raise self._failure(outcome, handle, launch, hook.get(handle.path), reasons)
+
+    def _failure(
+        self, outcome: WorkerOutcome, handle: JobHandle, launch: GroupLaunch, status: JobStatus, reasons: list[str]
+    ) -> LLMEngineError:
+        failure = job_failure(
+            outcome.exit_code,
+            outcome.last_error,
+            handle=handle,
+            deadline=launch["deadline"] if status.job is None else status.job.deadline,
+            status=status,
+            launched_by=f"{self.plan_task_id} with its downstream tasks",
+        )
+        told = " ".join([f"{_missing(status)}.", *reasons])
+        if isinstance(failure, DeadlineExceededError | JobCancelledError):
+            return type(failure)(f"{told} {failure}")
+        if isinstance(failure, JobInterruptedError):
+            return JobIncompleteError(
+                f"{told} {KEPT}. Clear the replicas that failed, with their downstream tasks, to go on within this "
+                f"max_runtime_sec; or {self.plan_task_id} for a new one."
+            )
+        return failure
+
+    def _reasons(self, ti: Any) -> list[str]:
+        """A sentence for each of the first replicas that did not succeed."""
+        told = list(self._unfinished.items())[:TOLD_REPLICAS]
+        if not told:
+            return []
+        indexes = [replica for replica, _state in told]
+        messages = ti.xcom_pull(task_ids=self.replicas_task_id, key=FAILURE_KEY, map_indexes=indexes)
+        sentences = [
+            f"Replica {replica}: {_first_sentence(message) if message else f'its state is {state}; see its log.'}"
+            for (replica, state), message in zip(told, messages, strict=True)
+        ]
+        more = len(self._unfinished) - len(told)
+        return [*sentences, f"{more} more replicas did not succeed."] if more else sentences
+
+
+def _unfinished(states: Mapping[str, Any], task_id: str) -> dict[int, str]:
+    """The replicas that did not succeed, with their states."""
+    found = {}
+    for name, state in states.items():
+        match = re.fullmatch(rf"{re.escape(task_id)}_([0-9]+)", name)
+        if match is not None and str(state) not in ("success", "removed"):
+            found[int(match.group(1))] = str(state)
+    return dict(sorted(found.items()))
+
+
+def _missing(status: JobStatus) -> str:
+    if status.end is None:
+        return "The job is not done: no replica has read the input to its end"
+    chunks = status.end.chunks
+    return f"The job is not done: {chunks - status.chunks_committed} of {chunks} chunks are missing"
+
+
+def _first_sentence(message: str) -> str:
+    match = re.match(r".*?[.!?](?=\s|$)", message, re.DOTALL)
+    return match.group() if match is not None else message

@@ -1,0 +1,143 @@
+"""The task group: one batch completion job as several replicas, each a mapped task of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import attrs
+from airflow.sdk import TaskGroup
+
+from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.operators.collect_replicas import LLMEngineCollectOperator
+from airflow_llmengine.operators.plan_replicas import LLMEnginePlanOperator
+from airflow_llmengine.operators.replica_launch import JOB_KEY
+from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS
+from airflow_llmengine.operators.run_replica import LLMEngineReplicaOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import XComArg
+    from airflow.sdk.definitions.xcom_arg import PlainXComArg
+
+    from airflow_llmengine.operators.run_replica import LLMEngineReplicaMixin
+
+_OF_GROUP = frozenset(field.alias for field in attrs.fields(TaskGroup) if field.init)
+
+_OF_ALL_TASKS = ("retries", "retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy")
+
+_OF_PLAN = ("trigger_rule",)
+
+_OF_COLLECT = ("do_xcom_push", "multiple_outputs", "outlets")
+
+
+class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
+    """Runs a batch completion job as ``data_parallelism`` replicas: plan, replicas, collect.
+
+    ``plan`` checks the request and launches the job; ``replicas`` is a mapped task, whose map index is the replica's
+    number, with retries, a pool and a log of its own; ``collect`` puts the output together when all of them have ended,
+    or fails and says what is missing. A replica that is retried or cleared by itself goes on with the job that ``plan``
+    launched; to launch it anew, clear ``plan`` with its downstream tasks. When the output of this very job stands
+    already, the replicas end at once, and ``collect`` gives its summary.
+
+    ``group.output`` is the XCom of ``collect``, which is that of ``LLMEngineBatchCompletionsOperator``:
+    ``group.output["output_data_path"]`` is the path.
+
+    Every task of the group is given the request as it stands in the DAG and renders it itself, so that the user's text
+    is in no XCom. It must therefore render the same in all of them: ``{{ run_id }}``, but not ``{{ task.task_id }}``.
+
+    Args:
+        group_id: The group's id. The output belongs to it.
+        request: The request as one dictionary, or give its fields as arguments; the same as for
+            ``LLMEngineBatchCompletionsOperator``, like all arguments that follow. ``data_parallelism`` may be a
+            template or an XCom.
+        llmengine_conn_id: Connection of type ``llmengine``.
+        if_done: ``reuse`` or ``regenerate``: anew once for each run or clear of ``plan``.
+        overwrite: Replace an output that something else, or another task, wrote.
+        max_error_rate: Failed records, as a share of all, above which the job fails.
+        kwargs: The request's fields; what ``TaskGroup`` takes; ``retries`` and its delays, for all three tasks;
+            ``trigger_rule`` for ``plan``; ``outlets``, ``do_xcom_push`` and ``multiple_outputs`` for ``collect``; and
+            whatever else the replicas' operator takes, such as ``pool``, ``execution_timeout`` or the pod's options.
+            What ``default_args`` holds counts for all three.
+
+    Raises:
+        RequestRefusedError: The request can't be run; when the DAG is parsed.
+    """
+
+    replica_operator: ClassVar[type[LLMEngineReplicaMixin]] = LLMEngineReplicaOperator
+    """To run the replicas with another pod operator, put ``LLMEngineReplicaMixin`` in front of it, and name that in a
+    subclass of the group."""
+
+    def __init__(
+        self,
+        group_id: str,
+        *,
+        request: Mapping[str, Any] | XComArg | None = None,
+        llmengine_conn_id: str = LLMEngineHook.default_conn_name,
+        if_done: str = "reuse",
+        overwrite: bool | str = False,
+        max_error_rate: float | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id, **_taken(kwargs, _OF_GROUP))
+        shared = {
+            "dag": self.dag,
+            "task_group": self,
+            "llmengine_conn_id": llmengine_conn_id,
+            **({} if request is None else {"request": request}),
+            **{name: value for name, value in _taken(kwargs, REQUEST_FIELDS).items() if value is not None},
+            **_taken(kwargs, _OF_ALL_TASKS),
+        }
+        of_collect = _taken(kwargs, _OF_COLLECT)
+        plan = LLMEnginePlanOperator(
+            task_id="plan",
+            group=str(self.group_id),
+            if_done=if_done,
+            overwrite=overwrite,
+            do_xcom_push=True,
+            multiple_outputs=False,
+            **_taken(kwargs, _OF_PLAN),
+            **shared,
+        )
+        replicas = self.replica_operator.partial(
+            **{
+                "map_index_template": "replica {{ task.launch['replica'] }} of {{ task.launch['replicas'] }}",
+                **kwargs,
+                **shared,
+                "task_id": "replicas",
+                "plan_task_id": plan.task_id,
+                "max_error_rate": max_error_rate,
+                "trigger_rule": "all_success",
+                "do_xcom_push": False,
+                "multiple_outputs": False,
+            }
+        ).expand(launch=plan.output)
+        collect = LLMEngineCollectOperator(
+            task_id="collect",
+            plan_task_id=plan.task_id,
+            replicas_task_id=replicas.task_id,
+            max_error_rate=max_error_rate,
+            trigger_rule="all_done",
+            **of_collect,
+            **shared,
+        )
+        replicas >> collect
+
+    @property
+    def output(self) -> PlainXComArg:
+        """The XCom of ``collect``: where the output is and what is in it."""
+        output: PlainXComArg = self._task("collect").output
+        return output
+
+    @property
+    def job(self) -> PlainXComArg:
+        """The job handle, as soon as the job is launched: for a sensor that watches it."""
+        job: PlainXComArg = self._task("plan").output[JOB_KEY]
+        return job
+
+    def _task(self, name: str) -> Any:
+        return self.children[self.child_id(name)]  # type: ignore[no-untyped-call]
+
+
+def _taken(arguments: dict[str, Any], names: Any) -> dict[str, Any]:
+    """Take those arguments out that are named, and give them."""
+    return {name: arguments.pop(name) for name in list(arguments) if name in names}

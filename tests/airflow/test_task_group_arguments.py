@@ -1,0 +1,192 @@
+"""What the task group does with its arguments: which task gets what, early refusals, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, Asset, TaskGroup, task
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_llmengine.exceptions import RequestRefusedError
+from airflow_llmengine.operators.request_arguments import unwrap
+from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
+
+MODEL = {"model": "m"}
+CONTENT = {"prompts": ["PRIVATE {{ 7*7 }}"] * 3, "max_new_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture
+def dag() -> Iterator[DAG]:
+    with DAG("dag", schedule=None) as dag:
+        yield dag
+
+
+def group(**arguments: Any) -> LLMEngineBatchCompletionsTaskGroup:
+    return LLMEngineBatchCompletionsTaskGroup(
+        **{
+            "group_id": "teams",
+            "input_data_path": "s3://in/x.jsonl",
+            "output_data_path": "s3://out/x.jsonl",
+            "model_config": MODEL,
+            "data_parallelism": 4,
+            **arguments,
+        }
+    )
+
+
+def task_of(dag: DAG, task_id: str) -> Any:
+    return dag.task_dict[task_id]
+
+
+def child_of(dag: DAG, group_id: str) -> Any:
+    return dag.task_group.children[group_id]
+
+
+def test_a_group_is_plan_replicas_collect_and_stands_between_its_neighbours(dag: DAG) -> None:
+    @task
+    def before() -> None: ...
+
+    @task
+    def after(path: Any) -> None: ...
+
+    teams = group()
+    before() >> teams
+    after(teams.output["output_data_path"])
+    tasks: dict[str, Any] = dict(dag.task_dict)
+    assert set(tasks) == {"before", "teams.plan", "teams.replicas", "teams.collect", "after"}
+    assert tasks["teams.plan"].upstream_task_ids == {"before"}
+    assert tasks["teams.replicas"].upstream_task_ids == {"teams.plan"}
+    assert tasks["teams.collect"].upstream_task_ids == {"teams.replicas"}
+    assert tasks["after"].upstream_task_ids == {"teams.collect"}
+    assert tasks["teams.collect"].trigger_rule == "all_done"
+    assert tasks["teams.replicas"].is_mapped
+    assert (teams.job.operator.task_id, teams.job.key) == ("teams.plan", "job")
+    restored: Any = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    assert set(restored.task_group.children["teams"].children) == {
+        "teams.plan",
+        "teams.replicas",
+        "teams.collect",
+    }
+
+
+def test_a_copy_of_a_part_of_the_dag_has_the_groups_own_tasks(dag: DAG) -> None:
+    group()
+    part = dag.partial_subset("teams.collect")
+    copied = child_of(part, "teams")
+    assert copied.output.operator is part.get_task("teams.collect")
+    assert copied.output.operator is not dag.get_task("teams.collect")
+
+
+def test_it_can_be_in_a_group_and_without_a_context_and_twice(dag: DAG) -> None:
+    with TaskGroup("outer"):
+        inner = group()
+    other = LLMEngineBatchCompletionsTaskGroup(
+        "other",
+        dag=dag,
+        prefix_group_id=False,
+        request={"content": CONTENT, "output_data_path": "o", "model_config": MODEL},
+    )
+    assert inner.output.operator.task_id == "outer.teams.collect"
+    assert task_of(dag, "outer.teams.collect").plan_task_id == "outer.teams.plan"
+    assert other.output.operator.task_id == "collect"
+    assert task_of(dag, "collect").replicas_task_id == "replicas"
+
+
+def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
+    output = Asset("s3://out/x.jsonl")
+    group(
+        retries=3,
+        pool="gpus",
+        namespace="gpu",
+        trigger_rule="none_failed",
+        outlets=[output],
+        max_error_rate=0.5,
+        if_done="regenerate",
+        overwrite="{{ params.overwrite }}",
+        llmengine_conn_id="other",
+        tooltip="all of them",
+        default_args={"queue": "big", "labels": {"team": "data"}},
+    )
+    plan, replicas, collect = (task_of(dag, f"teams.{name}") for name in ("plan", "replicas", "collect"))
+    assert child_of(dag, "teams").tooltip == "all of them"
+    for one in (plan, replicas, collect):
+        assert (one.retries, one.queue) == (3, "big")
+        assert one.partial_kwargs["llmengine_conn_id"] if one is replicas else one.llmengine_conn_id == "other"
+    assert (plan.trigger_rule, plan.if_done, plan.overwrite) == ("none_failed", "regenerate", "{{ params.overwrite }}")
+    assert (plan.pool, replicas.pool, collect.pool) == ("default_pool", "gpus", "default_pool")
+    assert (replicas.trigger_rule, replicas.partial_kwargs["namespace"]) == ("all_success", "gpu")
+    assert (replicas.partial_kwargs["max_error_rate"], collect.max_error_rate) == (0.5, 0.5)
+    assert (plan.outlets, collect.outlets) == ([], [output])
+    assert plan.request["labels"] == collect.request["labels"] == {"team": "data"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"data_parallelism": 65}, r"data_parallelism: .*1 to 64"),
+        ({"max_runtime_sec": 0}, "max_runtime_sec"),
+        ({"input_data_path": None}, "neither input_data_path nor content"),
+        ({"if_done": "maybe"}, "if_done is 'maybe'"),
+        ({"max_error_rate": 2}, "max_error_rate is 2"),
+        ({"request": {"labels": {}}}, "request and .* were both given"),
+    ],
+)
+def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(
+    dag: DAG, arguments: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(RequestRefusedError, match=sentence):
+        group(**arguments)
+
+
+def test_a_misspelt_argument_is_airflows_own_error(dag: DAG) -> None:
+    with pytest.raises(TypeError, match="max_runtime_secs"):
+        group(max_runtime_secs=60)
+
+
+def test_what_is_a_template_or_an_xcom_is_not_judged_before_it_is_rendered(dag: DAG) -> None:
+    @task
+    def made() -> Any: ...
+
+    value: Any = made()
+    group(data_parallelism="{{ params.replicas }}", max_runtime_sec="{{ x }}", if_done="{{ x }}")
+    group(group_id="xcoms", input_data_path=value["path"], data_parallelism=value["replicas"])
+    group(
+        group_id="whole",
+        request=value,
+        **dict.fromkeys(("input_data_path", "output_data_path", "model_config", "data_parallelism")),
+    )
+    for group_id in ("xcoms", "whole"):
+        assert dag.task_dict[f"{group_id}.plan"].upstream_task_ids == {"made"}
+        assert dag.task_dict[f"{group_id}.replicas"].upstream_task_ids == {"made", f"{group_id}.plan"}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_two_mebibytes_of_content_do_not_enter_the_serialized_dag(dag: DAG, whole: bool) -> None:
+    content = {**CONTENT, "prompts": ["PRIVATE " * 32] * 8192}
+    fields = {"content": content, "output_data_path": "{{ ds }}/o.json", "model_config": MODEL, "data_parallelism": 2}
+    LLMEngineBatchCompletionsTaskGroup("teams", **({"request": fields} if whole else fields))
+    text = json.dumps(DagSerialization.to_dict(dag))
+    assert "PRIVATE" not in text
+    assert len(text) < 64 * 1024
+    assert unwrap(task_of(dag, "teams.plan").request) == unwrap(task_of(dag, "teams.collect").request) == fields
+    assert fields["content"] is content
+
+
+def test_another_pod_operator_takes_two_lines(dag: DAG) -> None:
+    from airflow.providers.amazon.aws.operators.eks import EksPodOperator
+
+    from airflow_llmengine.operators.run_replica import LLMEngineReplicaMixin
+
+    class EksReplicaOperator(LLMEngineReplicaMixin, EksPodOperator):
+        pass
+
+    class EksGroup(LLMEngineBatchCompletionsTaskGroup):
+        replica_operator = EksReplicaOperator
+
+    EksGroup("teams", content=CONTENT, output_data_path="o", model_config=MODEL, cluster_name="c", pod_name="p")
+    replicas = task_of(dag, "teams.replicas")
+    assert replicas.operator_class is EksReplicaOperator
+    assert {"request", "launch", "cluster_name", "image"} <= set(replicas.template_fields)
