@@ -106,10 +106,9 @@ class CancelRequest(StateDocument):
 
 
 class Claim(StateDocument):
-    """``claims/<c>``: who works on chunk *c*. Created only if absent; after a holder that died, the next is ``<c>.1``.
+    """``claims/<c>``: who works on chunk *c*. Created only if absent, and changed only by its holder.
 
-    It is deleted by a holder that stops early and gives the chunk back. So the number of claims before one's own tells
-    how often a chunk was in work when its worker died.
+    Once its holder has died or given the chunk back, the next one is ``<c>.1``, and so on: the newest counts.
     """
 
     replica: int
@@ -120,6 +119,10 @@ class Claim(StateDocument):
     pid_namespace: str | None = None
     claimed: float
     """Seconds since the epoch."""
+    deaths: int = 0
+    """How many attempts died while they held the chunk, before this claim."""
+    given_back: bool = False
+    """Whether its holder stopped early: the chunk is free, and nobody died over it."""
     alone: int | None = None
     """Index of the record that goes through the engine by itself, as one that may bring it down."""
 

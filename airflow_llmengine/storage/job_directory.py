@@ -295,16 +295,12 @@ class JobScratch:
         return self._claim(chunk, number).create(_serialize(claim), durable=False)
 
     def read_claim(self, chunk: int, number: int) -> Claim | None:
-        """A claim; None if it was given back."""
+        """A claim; None if there is none."""
         return read_document(self._claim(chunk, number), Claim)
 
     def replace_claim(self, chunk: int, number: int, claim: Claim) -> None:
         """Note something in one's own claim."""
         write_document(self._claim(chunk, number), claim)
-
-    def delete_claim(self, chunk: int, number: int) -> None:
-        """Give a chunk back."""
-        self._claim(chunk, number).delete()
 
     def claim_round(self, chunk: int, round_number: int, claim: Claim) -> bool:
         """Take it upon oneself to make a chunk again; False if somebody has done so for this round already."""

@@ -18,10 +18,18 @@ class HeldChunk:
     """A chunk that this attempt has claimed."""
 
     chunk: int
+    fresh: bool
+    """Whether nobody ever held it: then there is nothing of it."""
     deaths: int
     """How many earlier attempts died while they held it."""
     suspect: int | None = None
     """Index of the record that was alone in the engine when the last of them died."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    number: int
+    deaths: int
 
 
 class Claims:
@@ -43,7 +51,7 @@ class Claims:
         self._attempts = Attempts(timing)
         self._newest: dict[int, int] = {}
         self._read: dict[tuple[int, int], Claim] = {}
-        self._held: dict[int, int] = {}
+        self._held: dict[int, _Held] = {}
         self._committed: dict[int, int] = {}
         self._refreshed = float("-inf")
         self.files = ChunkFiles()
@@ -77,21 +85,21 @@ class Claims:
             return None
         newest = self._newest.get(chunk)
         before = None if newest is None else self._claim(chunk, newest)
-        # A claim that was given back is gone, and its number free again.
-        number = 0 if newest is None else newest if before is None else newest + 1
-        if not self._scratch.create_claim(chunk, number, self._own_claim()):
+        number = 0 if newest is None else newest + 1
+        deaths = 0 if before is None else before.deaths + (not before.given_back)
+        if not self._scratch.create_claim(chunk, number, self._own_claim(deaths=deaths)):
             # Somebody was faster, or the listing late.
-            self._newest[chunk] = max(number, self._newest.get(chunk, 0))
+            self._newest[chunk] = number
             return None
         self._newest[chunk] = number
-        self._read.pop((chunk, number), None)
-        self._held[chunk] = number
-        if self._scratch.has_chunk(chunk):
+        self._held[chunk] = _Held(number, deaths)
+        if number and self._scratch.has_chunk(chunk):
             # An earlier holder has committed it since the last look, or without learning of it before it gave it back.
             self.files.rounds.setdefault(chunk, 0)
             del self._held[chunk]
             return None
-        return HeldChunk(chunk, number, None if before is None else before.alone)
+        suspect = None if before is None or before.given_back else before.alone
+        return HeldChunk(chunk, fresh=number == 0, deaths=deaths, suspect=suspect)
 
     def take_round(self, chunk: int, round_number: int) -> bool:
         """Take it upon oneself to make a committed chunk again; each round is tried once, by whoever comes first."""
@@ -99,9 +107,9 @@ class Claims:
 
     def note_alone(self, chunk: int, record: int) -> None:
         """Write down that a record goes through the engine by itself: if the process dies now, it was that one."""
-        number = self._held.get(chunk)
-        if number is not None:
-            self._scratch.replace_claim(chunk, number, self._own_claim(alone=record))
+        held = self._held.get(chunk)
+        if held is not None:
+            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths, alone=record))
 
     def committed(self, chunk: int, round_number: int = 0) -> None:
         """A chunk that this attempt held is committed."""
@@ -111,28 +119,28 @@ class Claims:
     def give_back(self) -> None:
         """Give back what is held and not committed, so that others need not wait for this attempt's silence."""
         while self._held:
-            chunk, number = self._held.popitem()
-            self._scratch.delete_claim(chunk, number)
+            chunk, held = self._held.popitem()
+            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths, given_back=True))
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:
             return "at work"
         number = self._newest.get(chunk)
         claim = None if number is None else self._claim(chunk, number)
-        if claim is None:
+        if claim is None or claim.given_back:
             return None
         return self._attempts.holder_state(claim, time.monotonic())
 
     def _claim(self, chunk: int, number: int) -> Claim | None:
         claim = self._read.get((chunk, number))
-        if claim is None or self._attempts.holder_state(claim, time.monotonic()) == "gone":
+        if claim is None or self._attempts.holder_state(claim, time.monotonic()) != "at work":
             # It may have been given back in the meantime, or a record been noted in it.
             claim = self._scratch.read_claim(chunk, number)
             if claim is not None:
                 self._read[chunk, number] = claim
         return claim
 
-    def _own_claim(self, alone: int | None = None) -> Claim:
+    def _own_claim(self, *, deaths: int = 0, alone: int | None = None, given_back: bool = False) -> Claim:
         return Claim(
             replica=self._replica,
             attempt=self._attempt,
@@ -140,5 +148,7 @@ class Claims:
             pid=self._process.pid,
             pid_namespace=self._process.pid_namespace,
             claimed=self._timing.wall_clock(),
+            deaths=deaths,
             alone=alone,
+            given_back=given_back,
         )

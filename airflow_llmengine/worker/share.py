@@ -217,7 +217,7 @@ class Share:
 
     def _chunk_work(self, chunk: Chunk, held: HeldChunk) -> ChunkWork:
         # Looked for with the chunk in hand: an earlier holder may have saved them since the last listing.
-        restored = self._restored(chunk.number)
+        restored = {} if held.fresh else self._restored(chunk.number)
         results = self._results(chunk, restored, 0)
         results.saved.update(restored)
         self._progress.restore(restored.values())
