@@ -20,7 +20,8 @@ from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run
 from airflow_llmengine.worker.engines.base import Answer
 from airflow_llmengine.worker.engines.echo import EchoEngine
 from airflow_llmengine.worker.records import Record
-from airflow_llmengine.worker.stopping import Stop
+from airflow_llmengine.worker.stopping import Stop, StopReason
+from airflow_llmengine.worker.timing import Timing
 from tests.worker.jobs import Job, text_of
 
 
@@ -144,3 +145,51 @@ def test_transient_errors_are_made_again_by_the_next_attempt(tmp_path: Path, mon
     assert job.manifest().failures == {"empty_prompt": 1}, "a permanent error stands"
     assert [f"row {index}" in text_of(result) for index, result in enumerate(job.results()[:50])] == [True] * 50
     assert job.generations() == dict.fromkeys(range(50), 1), "only what had failed was made again"
+
+
+@pytest.mark.slow
+def test_failures_of_all_replicas_count_for_max_error_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica alone is below the rate; the one with the good records stops because of the other's bad ones."""
+    monkeypatch.setenv("LLMENGINE_ECHO_SECONDS_PER_RECORD", "0.1")
+    monkeypatch.setenv("LLMENGINE_ECHO_CAPACITY", "1")
+    job = Job(tmp_path, ["row", "llmengine-echo:reject"] * 100)
+    request = validate_request(json.dumps(job.request))
+    timing = Timing(heartbeat_seconds=0.05, look_seconds=0.1)
+    stops = [Stop(), Stop()]
+
+    def replica(number: int) -> AttemptOutcome:
+        options = AttemptOptions(
+            owner="o",
+            series="s",
+            replica=number,
+            replicas=2,
+            chunk_records=1,
+            max_error_rate=0.4 if number == 0 else None,
+        )
+        return run_attempt(Storage(), request, options, stops[number], make_engine=EchoEngine, timing=timing)
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(replica, number) for number in range(2))
+        outcome = first.result(60)
+        stops[1].request(StopReason.TERMINATED, "enough")
+        assert second.result(60).exit_code is ExitCode.PARTIAL
+    assert outcome.exit_code is ExitCode.TOO_MANY_FAILED_RECORDS, outcome.message
+    assert "of 200 records have failed, more than max_error_rate 0.4 allows" in outcome.message
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_while_it_loads_gives_its_chunk_back_and_says_that_it_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["row"] * 5)
+    worker = job.start("--series", "one", LLMENGINE_ECHO_LOAD_SECONDS="60")
+    heartbeats = tmp_path.glob
+    while not any(
+        b"loading the model" in path.read_bytes() for path in heartbeats("output.json.job/*/replicas/0.json")
+    ):
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGTERM)
+    worker.communicate(timeout=20)
+    assert worker.returncode == ExitCode.PARTIAL
+    (beat,) = (json.loads(path.read_bytes()) for path in heartbeats("output.json.job/*/replicas/0.json"))
+    assert (beat["phase"], beat["stop_reason"]) == ("partial", "terminated")
+    (claim,) = (json.loads(path.read_bytes()) for path in heartbeats("output.json.job/*/claims/*/*"))
+    assert claim["given_back"]
