@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from airflow.sdk import TaskGroup
 
-from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.collect_replicas import LLMEngineCollectOperator
 from airflow_llmengine.operators.plan_replicas import LLMEnginePlanOperator
 from airflow_llmengine.operators.replica_launch import JOB_KEY
@@ -50,9 +49,9 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         request: The request as one dictionary, or give its fields as arguments; the same as for
             ``LLMEngineBatchCompletionsOperator``, like all arguments that follow. ``data_parallelism`` may be a
             template or an XCom.
-        llmengine_conn_id: Connection of type ``llmengine``.
-        if_done: ``reuse`` or ``regenerate``: anew once for each run or clear of ``plan``.
-        overwrite: Replace an output that something else, or another task, wrote.
+        llmengine_conn_id: Connection of type ``llmengine``; by default ``llmengine_default``.
+        if_done: ``reuse``, the default, or ``regenerate``: anew once for each run or clear of ``plan``.
+        overwrite: Replace an output that something else, or another task, wrote; not so by default.
         max_error_rate: Failed records, as a share of all, above which the job fails.
         kwargs: The request's fields; what ``TaskGroup`` takes; ``retries`` and its delays, for all three tasks;
             ``trigger_rule`` for ``plan``; ``outlets``, ``do_xcom_push`` and ``multiple_outputs`` for ``collect``; and
@@ -72,29 +71,28 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         group_id: str,
         *,
         request: Mapping[str, Any] | XComArg | None = None,
-        llmengine_conn_id: str = LLMEngineHook.default_conn_name,
-        if_done: str = "reuse",
-        overwrite: bool | str = False,
+        llmengine_conn_id: str | None = None,
+        if_done: str | None = None,
+        overwrite: bool | str | None = None,
         max_error_rate: float | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id, **_taken(kwargs, _OF_GROUP))
+        # What is not given is not passed on, so that default_args may give it.
         shared = {
             "dag": self.dag,
             "task_group": self,
-            "llmengine_conn_id": llmengine_conn_id,
-            **({} if request is None else {"request": request}),
-            **{name: value for name, value in _taken(kwargs, REQUEST_FIELDS).items() if value is not None},
+            **_given(request=request, llmengine_conn_id=llmengine_conn_id, max_error_rate=max_error_rate),
+            **_given(**_taken(kwargs, REQUEST_FIELDS)),
             **_taken(kwargs, _OF_ALL_TASKS),
         }
         of_collect = _taken(kwargs, _OF_COLLECT)
         plan = LLMEnginePlanOperator(
             task_id="plan",
             group=str(self.group_id),
-            if_done=if_done,
-            overwrite=overwrite,
             do_xcom_push=True,
             multiple_outputs=False,
+            **_given(if_done=if_done, overwrite=overwrite),
             **_taken(kwargs, _OF_PLAN),
             **shared,
         )
@@ -105,7 +103,6 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
                 **shared,
                 "task_id": "replicas",
                 "plan_task_id": plan.task_id,
-                "max_error_rate": max_error_rate,
                 "trigger_rule": "all_success",
                 "do_xcom_push": False,
                 "multiple_outputs": False,
@@ -115,7 +112,6 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             task_id="collect",
             plan_task_id=plan.task_id,
             replicas_task_id=replicas.task_id,
-            max_error_rate=max_error_rate,
             trigger_rule="all_done",
             **of_collect,
             **shared,
@@ -136,6 +132,11 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
 
     def _task(self, name: str) -> Any:
         return self.children[self.child_id(name)]  # type: ignore[no-untyped-call]
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Those that are not None."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _taken(arguments: dict[str, Any], names: Any) -> dict[str, Any]:

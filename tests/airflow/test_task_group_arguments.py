@@ -123,6 +123,28 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
     assert plan.request["labels"] == collect.request["labels"] == {"team": "data"}
 
 
+def test_default_args_give_what_is_not_given(dag: DAG) -> None:
+    defaults = {
+        "llmengine_conn_id": "other",
+        "if_done": "regenerate",
+        "overwrite": True,
+        "max_error_rate": 0.5,
+        "max_runtime_sec": 100,
+        # What the group's own working depends on is not theirs.
+        "do_xcom_push": False,
+        "trigger_rule": "none_failed",
+        "multiple_outputs": False,
+    }
+    group(default_args=defaults, max_runtime_sec=7)
+    plan, collect = task_of(dag, "teams.plan"), task_of(dag, "teams.collect")
+    replica = task_of(dag, "teams.replicas").unmap({"launch": {}})
+    assert (plan.if_done, plan.overwrite, plan.do_xcom_push) == ("regenerate", True, True)
+    for one in (plan, replica, collect):
+        assert (one.llmengine_conn_id, one.max_error_rate) == ("other", 0.5)
+        assert one.request["max_runtime_sec"] == 7
+    assert (plan.trigger_rule, replica.trigger_rule, collect.trigger_rule) == ("none_failed", "all_success", "all_done")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

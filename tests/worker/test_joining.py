@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.launch import launch_job
 from airflow_llmengine.worker.cli import main
+from tests.storage.s3_server import S3Server
 from tests.worker.jobs import Job
 
 
@@ -53,27 +53,41 @@ def test_a_generation_is_only_named_with_a_launched_job(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_collect_takes_storage_options_from_its_launcher_and_logs_json(tmp_path: Path) -> None:
-    job = Job(tmp_path, ["one"])
-    generation = launch(job)
-    job.run("--launched", "--replicas=2")
-    told = collect_by_pipe(job, {"s3": {"key": "x", "secret": "y"}}, f"--generation={generation}", "--log-format=json")
-    assert told.returncode == ExitCode.DONE, told.stderr
-    assert json.loads(told.stdout)["records"] == 1
-    assert [json.loads(line)["level"] for line in told.stderr.splitlines()] == ["INFO"]
-    refused = collect_by_pipe(job, {"file": {"no_such_option": True}}, f"--generation={generation}")
-    assert refused.returncode != ExitCode.DONE
+def test_collect_reaches_storage_as_its_launcher_does_and_logs_json(tmp_path: Path) -> None:
+    server = S3Server()
+    server.start()
+    try:
+        server.client.create_bucket(Bucket="data")
+        server.client.put_object(Bucket="data", Key="in.jsonl", Body=b'{"prompt": "row 0", "max_tokens": 4}\n')
+        job = Job(tmp_path, [], input_data_path="s3://data/in.jsonl", output_data_path="s3://data/out.json")
+        options = {"s3": server.options}
+        request = validate_request(job.request)
+        launched = launch_job(Storage(options), request, owner="dag/task", series="s", engine="echo").handle
+        generation = f"--generation={launched.generation}"
+        done = by_pipe(job, options, "run", "--launched", generation, "--replicas=2")
+        assert done.returncode == ExitCode.DONE, done.stderr
+        collected = by_pipe(job, options, "collect", generation, "--log-format=json")
+        assert collected.returncode == ExitCode.DONE, collected.stderr
+        assert json.loads(collected.stdout)["output_data_path"] == "s3://data/out.json"
+        assert [json.loads(line)["level"] for line in collected.stderr.splitlines()] == ["INFO"]
+    finally:
+        server.stop()
 
 
-def collect_by_pipe(job: Job, options: object, *arguments: str) -> subprocess.CompletedProcess[str]:
+def by_pipe(job: Job, options: object, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a launcher does, which alone has the credentials."""
+    (job.folder / "request.json").write_text(json.dumps(job.request))
     reader, writer = os.pipe()
-    with os.fdopen(writer, "w") as launcher:
+    with os.fdopen(reader), os.fdopen(writer, "w") as launcher:
         launcher.write(json.dumps({"storage_options": options}) + "\n")
         launcher.flush()
-        command: Sequence[str] = [sys.executable, "-m", "airflow_llmengine.worker", "collect", "request.json"]
         return subprocess.run(
-            [*command, *arguments, f"--control-fd={reader}"],
-            env=job.environment(),
+            [
+                *(sys.executable, "-m", "airflow_llmengine.worker", command[0], "request.json"),
+                *command[1:],
+                f"--control-fd={reader}",
+            ],
+            env={name: value for name, value in job.environment().items() if not name.startswith("AWS_")},
             cwd=job.folder,
             pass_fds=(reader,),
             capture_output=True,
