@@ -30,6 +30,9 @@ TIMEOUT_SECONDS = 120
 ALLOWED_GROWTH_MB = 50
 """What lines of ordinary length may cost."""
 
+READERS = 2
+"""The input is read by who works on it, and at the same time by who counts it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -171,7 +174,7 @@ def test_a_line_of_100_mb_is_a_row_error_and_never_held_whole(
     assert first["choices"][0]["text"] == last["choices"][0]["text"] == "good"
     assert large["error"]["type"] == "record_too_large"
     assert f"it takes 100000014 bytes, and a record may take {MAX_RECORD_BYTES} at most" in large["error"]["message"]
-    assert ended.peak_mb - ordinary_peak_mb < MAX_RECORD_BYTES / 2**20 + ALLOWED_GROWTH_MB
+    assert ended.peak_mb - ordinary_peak_mb < READERS * MAX_RECORD_BYTES / 2**20 + ALLOWED_GROWTH_MB
 
 
 DENSE: dict[str, tuple[Callable[[], bytes], str]] = {
@@ -211,7 +214,7 @@ def test_a_record_of_a_million_pieces_is_a_row_error_in_bounded_memory(
     assert first["choices"][0]["text"] == last["choices"][0]["text"] == "good"
     assert message in dense["error"]["message"]
     assert len(dense["error"]["message"]) < 1500
-    assert ended.peak_mb - ordinary_peak_mb < 10 * MAX_RECORD_BYTES / 2**20
+    assert ended.peak_mb - ordinary_peak_mb < READERS * 10 * MAX_RECORD_BYTES / 2**20
 
 
 JOB_ERRORS: dict[str, tuple[bytes, str]] = {
