@@ -117,12 +117,13 @@ def launch_job(
         if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (job_fingerprint, generation):
             raise LaunchRefusedError(
                 f"The job was cancelled ({cancelled.reason}); what it had finished is kept. "
-                "Clear the task, or start a new run, to go on."
+                "Clear the task, or start a new run (on the command line: another --series), to go on."
             )
         if now >= job.deadline:
             raise LaunchRefusedError(
                 f"max_runtime_sec ({max_runtime_sec(request)} s) of this series of attempts is used up; what was "
-                "finished is kept. Clear the task, or start a new run, to go on with a new budget."
+                "finished is kept. Clear the task, or start a new run (on the command line: another --series), to go "
+                "on with a new budget."
             )
         deadline, created = job.deadline, job.created
     else:
@@ -201,7 +202,7 @@ def _refuse_foreign_output(
 ) -> None:
     """Refuse to replace what this owner's jobs did not write."""
     url = directory.output.url
-    how = "give another output_data_path, or overwrite=True to replace it"
+    how = "give another output_data_path, or overwrite=True (--overwrite on the command line) to replace it"
     if manifest is None and directory.output.exists():
         # Between the old manifest's deletion and the new one's writing an output stands alone; its scratch is the
         # witness that it is ours. Without one, something else wrote it, or changed it after it was finished.

@@ -18,6 +18,10 @@ HEARTBEAT_TIMEOUT_SECONDS = 60.0
 """A replica that has been silent for so long is taken for dead."""
 
 
+LONGEST_REASON = 200
+"""Characters of a cancel's reason that are kept."""
+
+
 class NoSuchJobError(Exception):
     """Nothing was ever launched at this path."""
 
@@ -138,7 +142,10 @@ def cancel_job(storage: Storage, job: JobHandle | str, reason: str) -> JobHandle
         raise NoSuchJobError(f"no job was launched for {directory.output.url}")
     directory.write_cancel(
         CancelRequest(
-            fingerprint=handle.fingerprint, generation=handle.generation, reason=reason, requested=time.time()
+            fingerprint=handle.fingerprint,
+            generation=handle.generation,
+            reason=_one_line(reason),
+            requested=time.time(),
         )
     )
     return handle
@@ -176,6 +183,12 @@ def _handle(
     if current is not None:
         return JobHandle(path=directory.output.url, fingerprint=current.fingerprint, generation=current.generation)
     return None if manifest is None else manifest.handle
+
+
+def _one_line(reason: str) -> str:
+    """It is told in logs and exceptions, and may come from anybody."""
+    printable = "".join(character if character.isprintable() else " " for character in reason)
+    return " ".join(printable.split())[:LONGEST_REASON] or "no reason given"
 
 
 def is_alive(beat: Heartbeat, now: float) -> bool:

@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 COMMAND_LINE_OWNER = "llmengine-batch"
 """Owner of outputs that are launched by hand."""
 
+LOG_FORMATS = ("text", "json")
+
 REQUEST_HELP = "the CreateBatchCompletions request as JSON: a file, a URL, or - for standard input"
 
 EXIT_CODES_HELP = """\
@@ -67,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--replica {options.replica} is not one of --replicas {options.replicas}: they count from 0")
     if getattr(options, "generation", None) is not None and not options.launched:
         parser.error("--generation names a job that was launched: give --launched too")
+    if options.log_format not in LOG_FORMATS:
+        parser.error(f"LLMENGINE_LOG_FORMAT is {options.log_format!r}: it may be {' or '.join(LOG_FORMATS)}")
     configure_logs(options.log_format, verbose=options.verbose)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -445,7 +449,7 @@ def _add_command(
     )
     sub.add_argument(
         "--log-format",
-        choices=("text", "json"),
+        choices=LOG_FORMATS,
         default=os.environ.get("LLMENGINE_LOG_FORMAT", "text"),
         help="how log lines look on standard error (default: text)",
     )
@@ -456,7 +460,10 @@ def _add_command(
 
 def _count(least: int) -> Callable[[str], int]:
     def whole_number(text: str) -> int:
-        number = int(text)
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if number < least:
             raise argparse.ArgumentTypeError(f"{number} is less than {least}")
         return number
@@ -465,7 +472,10 @@ def _count(least: int) -> Callable[[str], int]:
 
 
 def _rate(text: str) -> float:
-    rate = float(text)
+    try:
+        rate = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1") from None
     if not 0 <= rate <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return rate

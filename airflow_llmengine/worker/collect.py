@@ -200,7 +200,7 @@ def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _To
     if totals.records != end.records:
         raise StorageDocumentError(
             f"the chunks hold {totals.records} records, and the input had {end.records}; "
-            "run the job again with if_done='regenerate'"
+            "make it anew with if_done='regenerate' (--if-done regenerate)"
         )
     for name, _count in totals.failures.most_common(1):
         totals.example = examples.get(name)

@@ -179,7 +179,8 @@ class Replica:
         if pinned.model_identity != found.model_identity:
             raise ModelChangedError(
                 f"the model's weights are {found.model_identity}, and an earlier attempt of this job used "
-                f"{pinned.model_identity}: give the earlier weights back, or start anew with if_done='regenerate'"
+                f"{pinned.model_identity}: give the earlier weights back, or make the output anew with "
+                "if_done='regenerate' (--if-done regenerate)"
             )
         if pinned.engine_version != found.engine_version:
             logger.warning(

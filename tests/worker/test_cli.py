@@ -145,3 +145,28 @@ def test_every_command_has_a_help_that_teaches(command: str, capsys: Capture) ->
         main([command, "--help"])
     assert ended.value.code == 0
     assert len(capsys.readouterr().out) > 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "-", "--max-error-rate", "much"], "'much' is not a number from 0 to 1"),
+        (["run", "-", "--replicas", "many"], "'many' is not a whole number"),
+        (["run", "-", "--replicas", "0"], "0 is less than 1"),
+    ],
+)
+def test_a_bad_option_is_told_in_words(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == ExitCode.BAD_REQUEST
+    assert said in capsys.readouterr().err
+
+
+def test_a_bad_log_format_in_the_environment_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LLMENGINE_LOG_FORMAT", "yaml")
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "-"])
+    assert ended.value.code == ExitCode.BAD_REQUEST
+    assert "LLMENGINE_LOG_FORMAT is 'yaml': it may be text or json" in capsys.readouterr().err
