@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from dataclasses import dataclass
@@ -145,10 +146,32 @@ def _run(
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
+    directory = JobDirectory(storage, request.output_data_path)
+    try:
+        return _work(directory, launch, reader, request, options, stop, make_engine, timing)
+    except StorageError:
+        # Another attempt may have finished the job, and deleted what this one was about to read.
+        manifest = directory.valid_manifest()
+        if manifest is None or manifest.handle != launch.handle:
+            raise
+        with contextlib.suppress(StorageError):
+            directory.scratch(launch.handle).delete()
+        return given_back(manifest, options)
+
+
+def _work(
+    directory: JobDirectory,
+    launch: Launch,
+    reader: InputReader,
+    request: CreateBatchCompletionsV1Request,
+    options: AttemptOptions,
+    stop: Stop,
+    make_engine: EngineFactory,
+    timing: Timing,
+) -> AttemptOutcome:
     deadline = Deadline(launch.deadline, timing)
     # The last hand on the deadline inside this process; it works while the main thread is busy loading a model.
     stop.end_at_deadline(deadline.left, "max_runtime_sec has run out; what was committed is kept")
-    directory = JobDirectory(storage, request.output_data_path)
     progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
     scratch = directory.scratch(launch.handle)
     elements = ElementWriter(launch.handle, launch.created)
@@ -185,7 +208,7 @@ def _run(
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
-    return collect_job(directory, launch, request, engine, options)
+    return collect_job(directory, launch, request, make_engine(request).name, options)
 
 
 def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions) -> PinnedInput:

@@ -22,7 +22,8 @@ from tests.faults.world import Effect
 IMMUTABLE = ("chunk", "part", "mark", "input", "model", "end")
 """What is created only if absent and never replaced."""
 
-_EXCEPTION = re.compile(r"\b\w*(Error|Exception)\b|Traceback|\[Errno")
+# An object store's own code, such as InternalError, may be told.
+_EXCEPTION = re.compile(r"(?<!store answered [0-9]{3} )\b\w+(Error|Exception)\b|Traceback|\[Errno")
 _UNIT = re.compile(r"([0-9a-f]+-[0-9]+)/chunks/[0-9]+/([0-9]+)(?:\.(part|round|transient)-([0-9]+))?\.jsonl$")
 _CLAIM = re.compile(r"([0-9a-f]+-[0-9]+)/claims/[0-9]+/([0-9]+)(?:\.(round-)?([0-9]+))?$")
 
@@ -323,10 +324,15 @@ def _completed(run: Run) -> list[str]:
     scratch = run.directory.scratch(manifest.handle)
     left = [entry.url for entry in scratch.root.walk()]
     # A scratch that could not be deleted costs room and not the job, as what a zombie writes.
-    excused = any(operation == "delete" for operation, _ in run.world.fired_at) or any(
+    excused = any(operation in ("delete", "any") for operation, _ in run.world.fired_at) or any(
         a.process.is_frozen for a in run.attempts
     )
-    if left and not excused and not _died_at_the_end(run, manifest):
+    done = _successes(run).get(manifest.handle.scratch_name, 0.0)
+    written_late = {effect.path for effect in run.world.effects if effect.data and effect.began > done}
+    if excused or _died_at_the_end(run, manifest):
+        return []
+    left = [url for url in left if not any(url.endswith(path) for path in written_late)]
+    if left:
         return [f"scratch is left after success: {left[:5]}"]
     return []
 

@@ -145,7 +145,7 @@ class AttemptPlan:
         return " ".join(said)
 
 
-EventKind = Literal["cancel", "clear", "replace input", "other job"]
+EventKind = Literal["cancel", "clear", "replace input", "swap input", "other job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ class Event:
     """What somebody else does to the job while a stage runs."""
 
     kind: EventKind
-    """``clear``: a new series is launched while the old attempts end. ``other job``: another model's, at the same
-    output path."""
+    """``clear``: a new series is launched while the old attempts end. ``swap input``: it is replaced, and put back a
+    moment later. ``other job``: another model's, at the same output path."""
     after_answers: int
     """Of all attempts of the stage together."""
 
@@ -190,7 +190,8 @@ class Stage:
             said.append("regenerate")
         if self.event is not None:
             said.append(str(self.event))
-        said.extend(str(attempt) for attempt in self.attempts if attempt != AttemptPlan(attempt.replica))
+        twice = {a.replica for a in self.attempts if sum(b.replica == a.replica for b in self.attempts) > 1}
+        said.extend(str(a) for a in self.attempts if a != AttemptPlan(a.replica) or a.replica in twice)
         missing = set(range(self.replicas)) - {attempt.replica for attempt in self.attempts}
         if missing:
             said.append(f"never started: {sorted(missing)}")
@@ -331,7 +332,7 @@ class _PlanMaker:
             attempts.append(AttemptPlan(again.replica, starts_after=chance.choice([0.0, 0.05, 0.2])))
         event = None
         if chance.random() < 0.2:
-            kind: EventKind = chance.choice(["cancel", "clear", "clear", "replace input", "other job"])
+            kind: EventKind = chance.choice(["cancel", "clear", "clear", "replace input", "swap input", "other job"])
             event = Event(kind, chance.randint(0, max(1, records)))
         return Stage(
             replicas=replicas,

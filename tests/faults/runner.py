@@ -45,6 +45,8 @@ from tests.faults.world import POLL_SECONDS, Killed, Process, World
 OWNER = "dag/task"
 ENGINE = FaultyEngine.name
 HANG_SECONDS = 60.0
+SWAP_SECONDS = 0.1
+"""How long an input stays replaced that is put back."""
 CANCEL_REASON = "by the fault harness"
 
 HEARTBEAT_SECONDS, SILENCE_SECONDS, LOOK_SECONDS, WAIT_SECONDS = 0.05, 0.8, 0.2, 0.05
@@ -173,6 +175,7 @@ class Runner:
         self._series = 1
         self._model = "stand-in"
         self._prompts = self._new_prompts("first")
+        self._swapped: tuple[float, tuple[str, ...]] | None = None
         self._calm = False
         self._running: list[Attempt] = []
         self._names: Counter[str] = Counter()
@@ -271,9 +274,11 @@ class Runner:
             return
         began, event = self.run.world.answers, stage.event
         while self._tick():
+            self._put_back(SWAP_SECONDS)
             if event is not None and self.run.world.answers - began >= event.after_answers:
                 self._happens(event, stage)
                 event = None
+        self._put_back(0.0)
         if stage.replicas > 1:
             self._start("collect", stage.collector, self._collector(with_deadline=True))
             while self._tick():
@@ -309,14 +314,16 @@ class Runner:
     def _happens(self, event: Event, stage: Stage) -> None:
         self.run.world.fire(event.kind)
         kind: EventKind = event.kind
-        if kind == "replace input" and self._plan.input_format == "content":
+        if kind in ("replace input", "swap input") and self._plan.input_format == "content":
             kind = "other job"
         if kind == "cancel":
             with contextlib.suppress(NoSuchJobError):
                 cancel_job(self.run.storage, self.run.output, CANCEL_REASON)
             # Go on as the message says: clear the task, or start a new run.
             self._series += 1
-        elif kind == "replace input":
+        elif kind in ("replace input", "swap input"):
+            if kind == "swap input":
+                self._swapped = (time.monotonic(), self._prompts)
             self._prompts = self._new_prompts("second")
             self._write_input()
             self._note_variant()
@@ -333,6 +340,11 @@ class Runner:
             self._note_variant("other")
             options = AttemptOptions(OWNER, "another series", chunk_records=self._plan.chunk_records)
             self._start("other job", AttemptPlan(0), self._worker(options, AttemptPlan(0), True, model="other"))
+
+    def _put_back(self, after_seconds: float) -> None:
+        if self._swapped is not None and time.monotonic() - self._swapped[0] >= after_seconds:
+            self._prompts, self._swapped = self._swapped[1], None
+            self._write_input()
 
     def _retry(self) -> None:
         """Try again without faults, as Airflow does, or as the last message said."""
