@@ -42,6 +42,8 @@ class StoredFile:
     size: int
     tag: str | None = None
     """The store's own tag of the content (an etag without quotes); None on a file system."""
+    stamp: str | None = None
+    """On a file system, what changes whenever the file is written to or replaced; None where there is a tag."""
 
 
 class RawFile(Protocol):
@@ -110,6 +112,10 @@ class Backend(ABC):
     @abstractmethod
     def read(self, path: str) -> bytes:
         """The whole file."""
+
+    def read_start(self, path: str, size: int) -> bytes:
+        """At most ``size`` bytes from the file's beginning, in one step that no replacement can come between."""
+        return self.read(path)[:size]
 
     @abstractmethod
     def open_read(self, path: str) -> RawFile:

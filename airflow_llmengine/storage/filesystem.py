@@ -45,6 +45,8 @@ class FileEntry:
     """Bytes."""
     identity: str | None = None
     """What changes when the content does: ``etag:...`` on object stores; None where only reading it would tell."""
+    stamp: str | None = None
+    """What changes whenever a local file is written to or replaced, be it with the same content; None elsewhere."""
 
     def __repr__(self) -> str:
         return f"FileEntry({redact(self.url)!r}, size={self.size}, identity={self.identity!r})"
@@ -148,6 +150,11 @@ class Location:
         """The whole file. ``StorageNotFoundError`` if there is none."""
         backend, path = self._backend()
         return backend.attempt("read", path, lambda: backend.read(path))
+
+    def read_start(self, size: int) -> bytes:
+        """At most so many bytes from the beginning of a small file. ``StorageNotFoundError`` if there is none."""
+        backend, path = self._backend()
+        return backend.attempt("read", path, lambda: backend.read_start(path, size))
 
     def open_read(self) -> BinaryIO:
         """The file to be read piece by piece, buffered, seekable. ``StorageNotFoundError`` if there is none.
@@ -276,4 +283,4 @@ def hash_stream(file: IO[bytes]) -> str:
 
 def _entry(backend: Backend, file: StoredFile) -> FileEntry:
     identity = None if file.tag is None else f"etag:{file.tag}"
-    return FileEntry(backend.prefix + file.path, file.path.rpartition("/")[2], file.size, identity)
+    return FileEntry(backend.prefix + file.path, file.path.rpartition("/")[2], file.size, identity, file.stamp)

@@ -14,7 +14,7 @@ from typing import BinaryIO, TypeVar
 from typing_extensions import override
 
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, is_temporary, temporary_name
-from airflow_llmengine.storage.errors import StorageError, StorageUnsupportedError
+from airflow_llmengine.storage.errors import StorageDocumentError, StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.retrying import RetryPolicy
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -39,11 +39,19 @@ class LocalBackend(Backend):
             status = os.stat(path)  # noqa: PTH116 - as os.scandir below: called once for each of thousands of files
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return StoredFile(path, status.st_size) if stat.S_ISREG(status.st_mode) else None
+        return _stored(path, status) if stat.S_ISREG(status.st_mode) else None
 
     @override
     def read(self, path: str) -> bytes:
         return Path(path).read_bytes()
+
+    @override
+    def read_start(self, path: str, size: int) -> bytes:
+        # Somebody else may have put a pipe there, which would be waited for, or a device, which has no end.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise StorageDocumentError(f"{path} is not a file: somebody else put it there; delete it.")
+            return file.read(size)
 
     @override
     def open_read(self, path: str) -> RawFile:
@@ -79,7 +87,7 @@ class LocalBackend(Backend):
         for entry in _scan(path):
             if not is_temporary(entry.name) and _is_file(entry):
                 with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
-                    found.append(StoredFile(entry.path, entry.stat().st_size))
+                    found.append(_stored(entry.path, entry.stat()))
         return found
 
     @override
@@ -90,7 +98,7 @@ class LocalBackend(Backend):
     def walk(self, path: str) -> Iterator[StoredFile]:
         for entry in self._walk_entries(path):
             with contextlib.suppress(FileNotFoundError):
-                yield StoredFile(entry.path, entry.stat().st_size)
+                yield _stored(entry.path, entry.stat())
 
     @override
     def walk_paths(self, path: str) -> Iterator[str]:
@@ -161,6 +169,10 @@ class _LocalWrite(PendingWrite):
             with contextlib.suppress(OSError):  # closing flushes, and the disk may be full; it goes away anyhow
                 self._file.close()
             self._temporary.unlink(missing_ok=True)
+
+
+def _stored(path: str, status: os.stat_result) -> StoredFile:
+    return StoredFile(path, status.st_size, stamp=f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}")
 
 
 def _in_folder_that_may_go(function: Callable[[], T]) -> T:
@@ -281,25 +293,55 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _delete_tree(path: str) -> None:
-    """Like ``shutil.rmtree``, at peace with others who delete or still write there at the same time."""
+    """Like ``shutil.rmtree``, at peace with others who delete or still write there at the same time.
+
+    A link is deleted, and what it leads to left alone, also where a folder becomes a link in the meantime.
+    """
     for remaining in reversed(range(_TRIES)):
         try:
-            entries = os.scandir(path)
-        except (FileNotFoundError, NotADirectoryError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
             return
-        with entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    _delete_tree(entry.path)
-                else:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(entry.path)  # noqa: PTH108
+        except OSError as error:
+            # Where the last part of the path is a link, it is one of the two.
+            if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            if os.path.islink(path):  # noqa: PTH114
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)  # noqa: PTH108
+            return
+        try:
+            _delete_content(descriptor)
+        finally:
+            os.close(descriptor)
         try:
             os.rmdir(path)  # noqa: PTH106
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not remaining:
                 raise
         else:
             return
+
+
+def _delete_content(folder: int) -> None:
+    """Delete what is in an open folder, as far as nobody else does."""
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_folder in found:
+        with contextlib.suppress(FileNotFoundError):
+            if not is_folder:
+                os.unlink(name, dir_fd=folder)
+                continue
+            descriptor = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                _delete_content(descriptor)
+            finally:
+                os.close(descriptor)
+            try:
+                os.rmdir(name, dir_fd=folder)
+            except OSError as error:
+                # Written to in the meantime: the next try finds it.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise

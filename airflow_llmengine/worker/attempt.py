@@ -146,6 +146,8 @@ def _run(
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
+    if fingerprint(request, input_identity=reader.identity, engine=engine) != launch.handle.fingerprint:
+        raise InputChangedError("the input was changed while the job was launched: launch it again")
     directory = JobDirectory(storage, request.output_data_path)
     try:
         return _work(directory, launch, reader, request, options, stop, make_engine, timing)

@@ -20,6 +20,7 @@ from airflow_llmengine.worker.readers.json_array import read_json_array, read_js
 from airflow_llmengine.worker.readers.json_lines import read_json_lines
 from airflow_llmengine.worker.readers.limits import HEAD_BYTES
 from airflow_llmengine.worker.readers.raw_records import refused_record
+from airflow_llmengine.worker.readers.unchanged import UnchangedFile, changed
 from airflow_llmengine.worker.readers.values import ValueRefusedError, refuse_lone_surrogates
 from airflow_llmengine.worker.records import RawRecord
 
@@ -137,10 +138,7 @@ class FileInput(InputReader):
         except (StorageNotFoundError, StorageChangedError) as error:
             raise InputChangedError(f"The input was changed while the job read it: {error}") from error
         if now != self.identity:
-            raise InputChangedError(
-                f"The input {self._storage.location(self._url)} was changed while the job read it, so that the results "
-                "would be of two inputs: run the job again on files that stay as they are."
-            )
+            raise changed(self._storage.location(self._url))
 
     def _look_at_first(self) -> tuple[InputFormat, CreateBatchCompletionsV1RequestContent | None]:
         name = self._names[0]
@@ -163,7 +161,7 @@ class FileInput(InputReader):
         return found
 
     def _open(self, entry: FileEntry, name: str) -> PlainFile:
-        return PlainFile(self._storage.location(entry.url).open_read(), name)
+        return PlainFile(UnchangedFile(self._storage.location(entry.url), entry), name)
 
 
 def _short_names(files: Sequence[FileEntry]) -> list[str]:
