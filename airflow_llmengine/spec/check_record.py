@@ -10,9 +10,10 @@ from itertools import islice
 from typing import Any
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.completion import CompletionV2Request, ResponseFormatText
+from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.sampling import ResponseFormatText
 from airflow_llmengine.spec.wire_faults import MOST_SHOWN, exceeds_64_bits
 
 Fault = tuple[RecordErrorType, str]

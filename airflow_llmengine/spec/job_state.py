@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 PROTOCOL_VERSION = 1
 """Version of the job directory's layout and of these documents."""
@@ -13,10 +13,20 @@ RESULT_FORMAT_VERSION = 1
 """Version of what an output element looks like. A part of the fingerprint: formats never mix in one output."""
 
 
+Moment = Annotated[float, Field(ge=0, lt=253_402_300_800)]
+"""Seconds since the epoch, up to the year 9999: what a calendar can show."""
+
+Fingerprint = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+"""A part of a folder's name, so it holds no slash."""
+
+Generation = Annotated[int, Field(ge=1, le=10**9)]
+
+
 class StateDocument(BaseModel):
     """A document of the job directory. Readers ignore what a later version may have added."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # Whoever can write beside the output can put one there, and what is in it may be anybody's text.
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class JobHandle(StateDocument):
@@ -24,8 +34,8 @@ class JobHandle(StateDocument):
 
     path: str
     """The job's ``output_data_path``."""
-    fingerprint: str
-    generation: int = Field(ge=1)
+    fingerprint: Fingerprint
+    generation: Generation
 
     @property
     def scratch_name(self) -> str:
@@ -36,8 +46,8 @@ class JobHandle(StateDocument):
 class CurrentJob(StateDocument):
     """``current.json``: which generation may commit. Written by whoever launches; the newest launch wins."""
 
-    fingerprint: str
-    generation: int
+    fingerprint: Fingerprint
+    generation: Generation
     owner: str
     """Who the output belongs to: ``dag_id/task_id`` of an Airflow task, or a name given on the command line."""
     series: str
@@ -53,11 +63,11 @@ class JobDocument(StateDocument):
     """The request as given, without ``content`` (it is private, and its hash is in the fingerprint)."""
     owner: str
     series: str
-    created: float
+    created: Moment
     """Seconds since the epoch at which the generation was first launched; also ``created`` of V2 results."""
-    launched: float
+    launched: Moment
     """Seconds since the epoch at which this series was launched."""
-    deadline: float
+    deadline: Moment
     """Seconds since the epoch after which nothing of this series may run."""
 
 
@@ -92,17 +102,17 @@ class PinnedModel(StateDocument):
 class InputEnd(StateDocument):
     """``end.json``: written by whoever reads the input to its end first."""
 
-    records: int
-    chunks: int
+    records: NonNegativeInt
+    chunks: NonNegativeInt
 
 
 class CancelRequest(StateDocument):
     """``cancel.json``: every worker of the named generation stops and saves."""
 
-    fingerprint: str
-    generation: int
+    fingerprint: Fingerprint
+    generation: Generation
     reason: str
-    requested: float
+    requested: Moment
 
 
 class Claim(StateDocument):
@@ -117,7 +127,7 @@ class Claim(StateDocument):
     host: str
     pid: int
     pid_namespace: str | None = None
-    claimed: float
+    claimed: Moment
     """Seconds since the epoch."""
     deaths: int = 0
     """How many attempts died while they held the chunk, before this claim."""
@@ -142,8 +152,8 @@ class Heartbeat(StateDocument):
     pid: int
     pid_namespace: str | None = None
     """In which ``pid`` means this process: only who shares it can look whether the process is there."""
-    started: float
-    updated: float
+    started: Moment
+    updated: Moment
     records_total: int | None = None
     """Records of the whole input, once somebody has read it to its end."""
     records_done: int = 0

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
-from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, RESULT_FORMAT_VERSION, JobHandle, StateDocument
+from airflow_llmengine.spec.job_state import (
+    PROTOCOL_VERSION,
+    RESULT_FORMAT_VERSION,
+    Fingerprint,
+    Generation,
+    JobHandle,
+    Moment,
+    StateDocument,
+)
 
 
 class Manifest(StateDocument):
@@ -19,29 +27,29 @@ class Manifest(StateDocument):
     protocol_version: int = PROTOCOL_VERSION
     result_format_version: int = RESULT_FORMAT_VERSION
     output_data_path: str
-    fingerprint: str
-    generation: int
+    fingerprint: Fingerprint
+    generation: Generation
     owner: str
     output_format: Literal["json", "jsonl"]
-    output_bytes: int
+    output_bytes: NonNegativeInt
     output_sha256: str
     output_etag: str | None = None
     """The store's own tag of the output object; null on a file system."""
-    records: int
-    succeeded: int
-    failed: int
-    failures: dict[str, int] = Field(default_factory=dict)
+    records: NonNegativeInt
+    succeeded: NonNegativeInt
+    failed: NonNegativeInt
+    failures: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Failed records by error type."""
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: NonNegativeInt
+    completion_tokens: NonNegativeInt
     model: str
     model_identity: str | None = None
     engine: str
     engine_version: str | None = None
     """Null when no record needed the engine, so that none was loaded."""
-    created: float
+    created: Moment
     """Seconds since the epoch at which the generation was launched."""
-    finished: float
+    finished: Moment
     """Seconds since the epoch at which the output stood."""
 
     @property

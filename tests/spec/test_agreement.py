@@ -132,8 +132,8 @@ def test_what_is_no_object_is_rejected(model: type[WireModel], contract: Contrac
 
 
 @both
-def test_fields_stand_in_the_order_of_the_schema(model: type[WireModel], contract: Contract) -> None:
-    assert [field.alias or name for name, field in model.model_fields.items()] == list(contract.schema["properties"])
+def test_fields_are_those_of_the_schema(model: type[WireModel], contract: Contract) -> None:
+    assert {field.alias or name for name, field in model.model_fields.items()} == set(contract.schema["properties"])
 
 
 @both

@@ -122,8 +122,8 @@ def test_batch_lines_that_are_refused_name_the_field(fields: dict[str, Any], sai
 def test_the_faults_of_a_body_stand_under_it() -> None:
     message = message_of(CompletionV2Request, {"promt": "a", "stream": 3}, prefix="body.")
     assert message.split("; ") == [
-        "body.prompt: is required",
         "body.stream: must be true or false, not 3",
+        "body.prompt: is required",
         "body.promt: unknown field",
         "did you mean prompt?",
     ]
