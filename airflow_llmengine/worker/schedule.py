@@ -59,4 +59,5 @@ def outlook(states: Mapping[int, HolderState | None], *, chunks: int, replica: i
     free = [chunk for chunk, state in states.items() if state in (None, "gone")]
     if free:
         return Outlook("help", help_order(free, chunks=chunks, replica=replica, replicas=replicas))
-    return Outlook("wait" if "silent" in states.values() else "done")
+    # A single replica puts the output together itself, so it also waits for what is left of other attempts.
+    return Outlook("wait" if "silent" in states.values() or (replicas == 1 and states) else "done")
