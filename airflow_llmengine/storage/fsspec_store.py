@@ -44,6 +44,18 @@ class FsspecBackend(Backend):
         return content
 
     @override
+    def read_start(self, path: str, size: int) -> bytes:
+        address = self._address(path)
+        try:
+            content: bytes = self._filesystem.cat_file(address, start=0, end=size)
+        except Exception as error:
+            if http_status(error) != 416:
+                raise
+            # An empty file has no first byte.
+            return b""
+        return content
+
+    @override
     def open_read(self, path: str) -> RawFile:
         if self.stat(path) is None:  # some open a folder as an empty file
             raise FileNotFoundError(path)

@@ -41,9 +41,12 @@ log = logging.getLogger(__name__)
 CHUNKS_PER_FOLDER = 1000
 """So that no folder grows beyond what file systems list quickly."""
 
+MAX_DOCUMENT_BYTES = 16 * 2**20
+"""Most bytes of a state document. The triggerer reads them for all sensors, and others may be able to write them."""
+
 D = TypeVar("D", bound=StateDocument)
 
-_SCRATCH_NAME = re.compile(r"([A-Za-z0-9_.-]+)-([1-9][0-9]*)")
+_SCRATCH_NAME = re.compile(r"([A-Za-z0-9_.-]{1,100})-([1-9][0-9]{0,8})")
 _CHUNK_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.(part|round|transient)-(0|[1-9][0-9]*))?\.jsonl")
 _CLAIM_NAME = re.compile(r"([0-9]{3,})/([0-9]{8,})(?:\.([1-9][0-9]*))?")
 
@@ -89,8 +92,12 @@ class JobDirectory:
         write_document(self._current, current)
 
     def read_manifest(self) -> Manifest | None:
-        """The manifest as it stands, whatever became of the output; None if there is none."""
-        return read_document(self.manifest, Manifest)
+        """The manifest as it stands, whatever became of the output; None if there is none.
+
+        Its output is the one that it stands beside, also where both were copied or moved here.
+        """
+        manifest = read_document(self.manifest, Manifest)
+        return None if manifest is None else manifest.model_copy(update={"output_data_path": self.output.url})
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Put the manifest; the output must stand."""
@@ -357,16 +364,18 @@ class JobScratch:
 def read_document(location: Location, model: type[D]) -> D | None:
     """The document at ``location``; None if there is none. ``StorageDocumentError`` if it is not what it should be."""
     try:
-        data = location.read_bytes()
+        data = location.read_start(MAX_DOCUMENT_BYTES + 1)
     except StorageNotFoundError:
         return None
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        raise StorageDocumentError(
-            f"{location} is not a valid {model.__name__} document ({_first_fault(error)}); "
-            f"if nothing of the job is running, delete it."
-        ) from error
+    fault = f"it has more than {MAX_DOCUMENT_BYTES} bytes"
+    if len(data) <= MAX_DOCUMENT_BYTES:
+        try:
+            return model.model_validate_json(data)
+        except ValidationError as error:
+            fault = _first_fault(error)
+    raise StorageDocumentError(
+        f"{location} is not a valid {model.__name__} document ({fault}); if nothing of the job is running, delete it."
+    )
 
 
 def write_document(location: Location, document: StateDocument) -> None:
@@ -389,8 +398,8 @@ def _serialize(document: StateDocument) -> bytes:
 
 def _first_fault(error: ValidationError) -> str:
     fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in fault["loc"])
-    return f"{where}: {fault['msg']}" if where else "not JSON of that form"
+    # The field alone: what lies below it is not ours to quote.
+    return f"{fault['loc'][0]}: {fault['msg']}" if fault["loc"] else "not JSON of that form"
 
 
 def _chunk_path(chunk: int) -> str:

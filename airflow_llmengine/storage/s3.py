@@ -71,6 +71,18 @@ class S3Backend(Backend):
         return content
 
     @override
+    def read_start(self, path: str, size: int) -> bytes:
+        self.bucket_and_key(path)
+        try:
+            content: bytes = self._filesystem.cat_file(path, start=0, end=size)
+        except Exception as error:
+            if http_status(error) != 416:
+                raise
+            # An empty file has no first byte.
+            return b""
+        return content
+
+    @override
     def open_read(self, path: str) -> RawFile:
         self.bucket_and_key(path)
         file = self._filesystem.open(path, "rb", block_size=READ_AHEAD_BYTES, cache_type="readahead")

@@ -13,9 +13,10 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field, NonNegativeInt, ValidationError
 
 from airflow_llmengine.spec.job_state import PinnedInput, StateDocument
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
@@ -41,15 +42,15 @@ CHAT_TOKENS_WHEN_UNBOUNDED = 1024
 class ChunkHeader(StateDocument):
     """First line of a chunk's or a part's file."""
 
-    chunk: int
-    indices: list[int] | None = None
+    chunk: NonNegativeInt
+    indices: list[NonNegativeInt] | None = None
     """A part's records; null in a whole chunk, whose records are consecutive."""
-    first: int
-    records: int
-    failures: dict[str, int] = Field(default_factory=dict)
+    first: NonNegativeInt
+    records: NonNegativeInt
+    failures: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Failed records by error type."""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: NonNegativeInt = 0
+    completion_tokens: NonNegativeInt = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,7 @@ def restore_part(data: bytes) -> dict[int, Finished]:
     """The finished records of a part, by index."""
     header, elements = decode_results(data)
     indices = header.indices
-    if indices is None or len(indices) != len(elements):
+    if indices is None or len(indices) != len(elements) or any(a >= b for a, b in pairwise(indices)):
         raise ValueError(f"a part of chunk {header.chunk} does not name its records")
     return {index: _finished(element) for index, element in zip(indices, elements, strict=True)}
 
@@ -217,15 +218,20 @@ def restore_chunk(data: bytes) -> dict[int, Finished]:
 
 def _finished(element: bytes) -> Finished:
     """Count an element again that was read back."""
-    value = json.loads(element)
-    body = value
-    if isinstance(value.get("response"), dict):
-        body = value["response"].get("body", {})
-    error = value.get("error")
-    usage = body.get("usage") or {}
+    try:
+        value = json.loads(element)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError("one of its lines is not an element of an output")
+    response, error = value.get("response"), value.get("error")
+    body = response.get("body") if isinstance(response, dict) else value
+    body = body if isinstance(body, dict) else {}
+    usage = body["usage"] if isinstance(body.get("usage"), dict) else {}
+    error_type = error.get("type") if isinstance(error, dict) else None
     return Finished(
         element=element,
-        error_type=error.get("type") if isinstance(error, dict) else None,
-        prompt_tokens=usage.get("prompt_tokens") or body.get("num_prompt_tokens") or 0,
-        completion_tokens=usage.get("completion_tokens") or body.get("num_completion_tokens") or 0,
+        error_type=error_type if isinstance(error_type, str) else None,
+        prompt_tokens=_count_or(usage.get("prompt_tokens"), _count_or(body.get("num_prompt_tokens"), 0)),
+        completion_tokens=_count_or(usage.get("completion_tokens"), _count_or(body.get("num_completion_tokens"), 0)),
     )
