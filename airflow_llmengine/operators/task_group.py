@@ -41,6 +41,9 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
     ``group.output`` is the XCom of ``collect``, which is that of ``LLMEngineBatchCompletionsOperator``:
     ``group.output["output_data_path"]`` is the path.
 
+    With the launcher ``local``, replicas beyond the connection's ``local_workers`` wait for their turn, each in a slot
+    of Airflow's; ``max_active_tis_per_dagrun`` spares those slots.
+
     Every task of the group is given the request as it stands in the DAG and renders it itself, so that the user's text
     is in no XCom. It must therefore render the same in all of them: ``{{ run_id }}``, but not ``{{ task.task_id }}``.
 

@@ -232,6 +232,11 @@ def test_collect_tells_a_deadline_and_a_cancel_from_mere_missing_chunks(tasks: T
 def test_collect_without_a_launch_says_so_before_it_renders_anything(tasks: Tasks) -> None:
     with pytest.raises(JobNotLaunchedError, match=r"teams\.plan launched no job: its state is None"):
         tasks.collect(output_data_path="{{ nothing.of_the_kind }}")
+    # What an earlier attempt launched is still in its XCom if the plan did not even begin this time.
+    tasks.plan()
+    tasks.states["teams.plan"] = "upstream_failed"
+    with pytest.raises(JobNotLaunchedError, match=r"teams\.plan launched no job: its state is upstream_failed"):
+        tasks.collect()
 
 
 def test_a_killed_plan_is_no_success(tasks: Tasks) -> None:

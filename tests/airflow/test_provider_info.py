@@ -92,10 +92,11 @@ from airflow.sdk.definitions.mappedoperator import OperatorPartial
 @pytest.mark.slow
 def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
     """The scheduler parses every DAG file again and again. Counted in modules: seconds depend on the machine."""
-    airflows, ours, parsed = modules_after(
+    airflows, ours, parsed, group = modules_after(
         AIRFLOWS_OWN,
         "from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator as Operator",
         "Operator(task_id='t', input_data_path='in', output_data_path='out', model_config={'model': 'm'})",
+        "from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup",
     )
     added = ours - airflows
     assert not {name.partition(".")[0] for name in added} & set(HEAVY)
@@ -123,6 +124,8 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
     added = parsed - ours
     assert not {name.partition(".")[0] for name in added} & set(HEAVY)
     assert not [name for name in added if name.startswith(("airflow_llmengine.storage", "airflow_llmengine.worker"))]
+    added = group - parsed
+    assert {name.rpartition(".")[0] for name in added} == {"airflow_llmengine.operators"}, sorted(added)
 
 
 def airflow(*arguments: str) -> Any:

@@ -13,6 +13,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.operators.request_arguments import unwrap
 from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
+from airflow_llmengine.sensors.batch_completions import LLMEngineBatchCompletionsSensor
 
 MODEL = {"model": "m"}
 CONTENT = {"prompts": ["PRIVATE {{ 7*7 }}"] * 3, "max_new_tokens": 4, "temperature": 0}
@@ -55,8 +56,10 @@ def test_a_group_is_plan_replicas_collect_and_stands_between_its_neighbours(dag:
     teams = group()
     before() >> teams
     after(teams.output["output_data_path"])
+    LLMEngineBatchCompletionsSensor(task_id="watch", job=teams.job)
     tasks: dict[str, Any] = dict(dag.task_dict)
-    assert set(tasks) == {"before", "teams.plan", "teams.replicas", "teams.collect", "after"}
+    assert set(tasks) == {"before", "teams.plan", "teams.replicas", "teams.collect", "after", "watch"}
+    assert tasks["watch"].upstream_task_ids == {"teams.plan"}
     assert tasks["teams.plan"].upstream_task_ids == {"before"}
     assert tasks["teams.replicas"].upstream_task_ids == {"teams.plan"}
     assert tasks["teams.collect"].upstream_task_ids == {"teams.replicas"}
