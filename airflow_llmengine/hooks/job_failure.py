@@ -37,6 +37,7 @@ def job_failure(
     handle: JobHandle,
     deadline: float,
     status: JobStatus,
+    series: str | None = None,
     launched_by: str = "the task",
     now: float | None = None,
 ) -> LLMEngineError:
@@ -48,6 +49,7 @@ def job_failure(
         handle: The job.
         deadline: Seconds since the epoch after which nothing of the job may run.
         status: What storage says of whatever is current at the job's output path.
+        series: The series of attempts that the worker belonged to.
         launched_by: What to clear for a new launch.
         now: Seconds since the epoch, for tests; the clock's time by default.
     """
@@ -55,6 +57,12 @@ def job_failure(
     if exit_code in (ExitCode.PARTIAL, ExitCode.BAD_REQUEST) and status.handle not in (None, handle):
         return JobSupersededError(
             f"Another launch took over {handle.path}, so this one stopped. Give each job an output of its own."
+        )
+    if exit_code == ExitCode.PARTIAL and status.job is not None and series not in (None, status.job.series):
+        # Were this one retried, it would end the other's workers in its turn.
+        return JobSupersededError(
+            f"Another run launched the same job for {handle.path} and goes on with it, with what was finished here. "
+            "Give each run an output of its own, or let only one run be active at a time."
         )
     if exit_code == ExitCode.BAD_REQUEST:
         return InputRefusedError(

@@ -80,6 +80,7 @@ class LLMEngineBatchCompletionsMixin(BatchTaskMixin):
             handle=launched.handle,
             deadline=launched.deadline,
             status=hook.get(launched.handle.path),
+            series=series,
         )
 
     def _refuse_early(self) -> None:

@@ -107,6 +107,7 @@ class LLMEngineReplicaMixin(BatchTaskMixin):
                 handle=handle,
                 deadline=deadline,
                 status=hook.get(handle.path),
+                series=launch["series"],
                 launched_by=self.plan_task_id,
             )
 

@@ -34,7 +34,7 @@ DEADLINE = 1000.0
 
 def failure(exit_code: int, message: str = "", *, now: float = 10.0, **status: Any) -> LLMEngineError:
     found = JobStatus(**{"state": "stopped", "handle": HANDLE, **status})
-    return job_failure(exit_code, message, handle=HANDLE, deadline=DEADLINE, status=found, now=now)
+    return job_failure(exit_code, message, handle=HANDLE, deadline=DEADLINE, status=found, series="s", now=now)
 
 
 def heartbeat(stop_reason: str | None, updated: float) -> Heartbeat:
@@ -127,3 +127,13 @@ def test_the_modules_text_is_the_tree() -> None:
         assert starred != kind.retry_helps
         parents = [base for base in kind.__mro__[1:] if base in classes()]
         assert not parents or depth > drawn[parents[0].__name__][0]
+
+
+def test_a_worker_that_another_run_of_the_same_job_replaced_is_not_started_again() -> None:
+    """Or each would end the other's worker, retry by retry."""
+    other = launched(5).model_copy(update={"series": "another run"})
+    error = failure(ExitCode.PARTIAL, "a later attempt of replica 0 has begun", job=other)
+    assert type(error) is JobSupersededError
+    assert isinstance(error, AirflowFailException)
+    assert "Another run launched the same job" in str(error)
+    assert type(failure(ExitCode.PARTIAL, job=launched(5))) is JobInterruptedError
