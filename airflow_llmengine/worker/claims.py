@@ -116,11 +116,15 @@ class Claims:
         self._committed[chunk] = self.files.rounds[chunk] = round_number
         self._held.pop(chunk, None)
 
-    def give_back(self) -> None:
-        """Give back what is held and not committed, so that others need not wait for this attempt's silence."""
+    def give_back(self, *, died: bool = False) -> None:
+        """Give back what is held and not committed, so that others need not wait for this attempt's silence.
+
+        Args:
+            died: Whether the engine has died over it for good: that counts as the holder's death.
+        """
         while self._held:
             chunk, held = self._held.popitem()
-            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths, given_back=True))
+            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths + died, given_back=True))
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:

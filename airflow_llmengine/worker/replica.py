@@ -149,7 +149,10 @@ class Replica:
 
     async def _give_back(self) -> None:
         try:
-            await asyncio.to_thread(self._share.give_back)
+            # Where several records bring engines down, one attempt's restarts do not find them all: the next begins
+            # with what is known, and goes through such a chunk record by record at last.
+            died = self._stop.reason is StopReason.ENGINE_DIED
+            await asyncio.to_thread(self._share.give_back, died=died)
         except StorageError as error:
             # The others find out by this replica's silence, or by its last heartbeat.
             logger.warning("some chunks could not be given back: %s", error)

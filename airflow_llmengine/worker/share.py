@@ -105,10 +105,10 @@ class Share:
         """Claim nothing more, and end a ``next`` that waits."""
         self._closed.set()
 
-    def give_back(self) -> None:
-        """After ``close``: give back what was claimed and is not committed."""
+    def give_back(self, *, died: bool = False) -> None:
+        """After ``close``: give back what was claimed and is not committed, and say whether the engine died over it."""
         with self._turn:
-            self._claims.give_back()
+            self._claims.give_back(died=died)
 
     def count_input(self) -> Iterator[None]:
         """Read the whole input once, only to learn its length; yields now and then, so that a caller can stop it."""

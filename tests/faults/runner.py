@@ -349,9 +349,9 @@ class Runner:
     def _retry(self) -> None:
         """Try again without faults, as Airflow does, or as the last message said."""
         self._calm = True
-        # A record that kills each process that works on it takes a few attempts until it is found out.
-        killers = [fault for fault in self._plan.engine if fault.kind == "kills process"]
-        for _attempt in range(1 + 5 * len(killers)):
+        # Records that kill each engine or process that works on them take a few attempts until they are found out.
+        tries = 1 + sum({"kills process": 5, "kills engine": 1}.get(fault.kind, 0) for fault in self._plan.engine)
+        for _attempt in range(tries):
             if self._needs_new_series():
                 self._series += 1
             replicas = self._plan.last_replicas
@@ -369,7 +369,7 @@ class Runner:
                 while self._tick():
                     pass
             self.run.last = self.run.attempts[-1]
-            if not any(attempt.process.is_killed for attempt in self.run.attempts[before:]):
+            if not any(_died(attempt) for attempt in self.run.attempts[before:]):
                 return
 
     def _needs_new_series(self) -> bool:
@@ -490,6 +490,11 @@ class Runner:
                 return AttemptOutcome(storage_exit_code(error), str(error))
 
         return work
+
+
+def _died(attempt: Attempt) -> bool:
+    outcome = attempt.outcome
+    return attempt.process.is_killed or (outcome is not None and outcome.exit_code is ExitCode.ENGINE_DIED)
 
 
 def _timing(plan: AttemptPlan) -> Timing:

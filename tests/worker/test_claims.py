@@ -62,6 +62,15 @@ def test_what_a_holder_at_work_has_is_left_alone_and_what_is_given_back_is_free(
     assert held.deaths == 0
 
 
+def test_an_engine_that_died_for_good_counts_as_its_holders_death(scratch: JobScratch) -> None:
+    for deaths in range(3):
+        claims = claims_of(scratch, 0, f"attempt {deaths}")
+        held = claims.take(3)
+        assert held is not None
+        assert held.deaths == deaths
+        claims.give_back(died=True)
+
+
 def test_what_a_dead_attempt_held_is_taken_once_and_its_deaths_are_counted(scratch: JobScratch) -> None:
     dead = claims_of(scratch, 0, "a")
     dead.take(3)
