@@ -42,6 +42,11 @@ format: environment ## Let ruff repair and lay out the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+.PHONY: faults
+faults: environment ## The long fault campaign; RUNS= and S3_RUNS= set its length, SEED=123 or s3/123 replays a run
+	$(BIN)/python -m tests.faults.campaign $(if $(RUNS),--runs $(RUNS)) $(if $(S3_RUNS),--s3-runs $(S3_RUNS)) \
+		$(if $(SEED),--seed $(SEED))
+
 .PHONY: bench
 bench: environment ## The benchmarks, on this machine
 	@for benchmark in benchmarks/bench_*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
