@@ -23,6 +23,9 @@ RESERVED_VARIABLES = ("LLMENGINE_ENGINE", "LLMENGINE_WORKER", "LLMENGINE_LAUNCHE
 _SECRET_OPTION = re.compile(
     r"^(key|secret|token|password)$|secret|password|access_?key|token|credential", re.IGNORECASE
 )
+_SECRET_VARIABLE = re.compile(
+    r"(^|_)(SECRET|PASSWORD|PASSWD|TOKEN|API_?KEY|ACCESS_KEY|ACCESS_KEY_ID|PRIVATE_KEY)$", re.IGNORECASE
+)
 
 
 def _parsed(value: Any) -> Any:
@@ -112,6 +115,12 @@ class ConnectionSettings(BaseModel):
         for name in RESERVED_VARIABLES:
             if name in environment:
                 raise ValueError(f"{name} is set by the launcher itself; for the engine, use the field engine")
+        for name in environment:
+            if _SECRET_VARIABLE.search(name):
+                raise ValueError(
+                    f"{name} looks like a credential, and would be shown: set it in the environment of the Airflow "
+                    "worker, from which a local worker inherits it"
+                )
         return environment
 
     @model_validator(mode="before")

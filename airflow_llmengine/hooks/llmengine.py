@@ -54,13 +54,16 @@ class JobProgress:
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raise what storage raises inside as this provider's own exception."""
+    """Raise what storage raises inside as this provider's own exception.
+
+    Without its causes: Airflow logs those too, and what stores' libraries say may quote signed URLs and keys.
+    """
     from airflow_llmengine.storage.errors import StorageError
 
     try:
         yield
     except StorageError as error:
-        raise (StorageFailedError if error.retry_helps else StorageRefusedError)(str(error)) from error
+        raise (StorageFailedError if error.retry_helps else StorageRefusedError)(str(error)) from None
 
 
 class LLMEngineHook(BaseHook):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 FOLDER = "inputs"
 """Below the job directory. One file, named by the hash of its content, so that a retry and a clear find the same."""
+
+_STAGED_NAME = re.compile(r"[0-9a-f]{64}\.json")
 
 
 def encode_request(request: CreateBatchCompletionsV1Request) -> bytes:
@@ -58,7 +61,8 @@ def staged_content(
     with storage_errors():
         folder = _folder(storage, request)
         for entry in folder.list():
-            if folder.child(entry.name).url != place.url:
+            # Nothing but what was staged: somebody may have put other files there, or a link to a folder of others.
+            if _STAGED_NAME.fullmatch(entry.name) and folder.child(entry.name).url != place.url:
                 folder.child(entry.name).delete()
 
 

@@ -11,6 +11,10 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
+_CHAIN = re.compile(
+    r"(?!(?:s3|s3a|s3n|memory|file|local)://)[A-Za-z][A-Za-z0-9+.-]*://.*::", re.ASCII | re.DOTALL | re.IGNORECASE
+)
+"""fsspec takes two colons for the beginning of another store; these stores are not opened by its URLs."""
 _ONE_SLASH = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|file|memory):(?!//)", re.ASCII | re.IGNORECASE)
 _OBJECT_STORES = frozenset({"s3", "s3a", "s3n", "gs", "gcs", "az", "abfs", "abfss"})
 _READ_ONLY = frozenset({"http", "https", "ftp", "data"})
@@ -39,7 +43,7 @@ def _url_refusals(field: str, url: str) -> list[Refusal]:
         return [Refusal(field, "is empty", "give a path or a URL")]
     if url != url.strip() or not url.isprintable():
         return [Refusal(field, "has white space around it, or control characters in it", "leave them out")]
-    if re.match(r"[A-Za-z0-9+.-]+::", url):
+    if re.match(r"[A-Za-z0-9+.-]+::", url) or _CHAIN.match(url):
         return [Refusal(field, "is a chain of URLs, which is not supported", "give the URL of the data itself")]
     one_slash = _ONE_SLASH.match(url)
     if one_slash:
@@ -51,7 +55,7 @@ def _url_refusals(field: str, url: str) -> list[Refusal]:
     scheme, host = match[1].lower(), match[2].partition("/")[0]
     if scheme in _OBJECT_STORES and not host:
         return [Refusal(field, "names no bucket", f"write {scheme}://bucket/key")]
-    if ":" in host.rpartition("@")[0]:
+    if ":" in host.rpartition("@")[0] or ("@" in host and scheme in _READ_ONLY):
         return [Refusal(field, "holds credentials", "put them into the connection")]
     return []
 
@@ -63,6 +67,10 @@ def _output_refusals(url: str) -> Iterator[Refusal]:
         yield Refusal("output_data_path", f"results can't be written to {scheme}://", "give a path or an object store")
     elif scheme in _OBJECT_STORES and not rest.partition("/")[2].strip("/"):
         yield Refusal("output_data_path", "names a bucket and no object in it", f"write {scheme}://bucket/key")
+    elif scheme in _OBJECT_STORES and not {".", ".."}.isdisjoint(rest.split("/")):
+        yield Refusal(
+            "output_data_path", "has a part . or .. in it, which an object store takes as a name", "leave it out"
+        )
     elif posixpath.basename(rest) in ("", ".", ".."):
         yield Refusal("output_data_path", "names a folder", "add the name of a file, for example results.jsonl")
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
@@ -88,14 +89,21 @@ def _matching(storage: Storage, pattern: str, wants_folder: bool) -> list[FileEn
     return list(_expand(root, parts[first:], wants_folder))
 
 
-def _expand(folder: Location, parts: list[str], wants_folder: bool) -> Iterator[FileEntry]:
-    """What the glob's remaining ``parts`` match below ``folder``."""
+def _expand(
+    folder: Location, parts: list[str], wants_folder: bool, above: tuple[Path, ...] = ()
+) -> Iterator[FileEntry]:
+    """What the glob's remaining ``parts`` match below ``folder``; ``above`` are the folders that ``**`` led through."""
     part, rest = parts[0], parts[1:]
     if part == "**":
+        if folder.is_local:
+            real = Path(folder.url).resolve()
+            if real in above:  # a symbolic link that leads back up: a few of them would be gone through for ever
+                return
+            above = (*above, real)
         yield from _expand(folder, rest or ["*"], wants_folder)
         for name in folder.folders():
             if _is_data([name]):
-                yield from _expand(folder.child(name), parts, wants_folder)
+                yield from _expand(folder.child(name), parts, wants_folder, above)
         return
     if not part:  # two slashes in a row: object stores may have such names, globs leave them alone
         return

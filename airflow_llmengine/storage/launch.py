@@ -195,6 +195,9 @@ def _refuse_what_is_no_file(directory: JobDirectory) -> None:
         raise LaunchRefusedError(f"output_data_path {path} is a folder: name the file in it.")
     if path.exists() and not path.is_file():
         raise LaunchRefusedError(f"output_data_path {path} is a device or a pipe: name a file.")
+    # Whoever put a link there would have this user write, and delete, where it leads to.
+    if Path(directory.root.url).is_symlink():
+        raise LaunchRefusedError(f"The job directory {directory.root} is a link: delete it, or give another output.")
 
 
 def _refuse_foreign_output(

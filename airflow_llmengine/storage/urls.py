@@ -26,6 +26,7 @@ _AZURE_SCHEMES = ("az", "abfs", "abfss")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
 _USER_INFO = re.compile(r"://[^/@]*@")
+_WEB = re.compile(r"https?://", re.IGNORECASE)
 _QUERY = re.compile(r"\?[^/?]*=.*$", re.DOTALL)
 
 
@@ -65,7 +66,7 @@ def parse_url(url: str) -> ParsedUrl:
     found for.
     """
     if not url or "\0" in url:
-        raise StorageUnsupportedError(f"{url!r} names no place; give a URL or a path.")
+        raise StorageUnsupportedError("A URL that is empty or holds a null byte names no place; give a URL or a path.")
     match = _SCHEME.match(url)
     if match is None:
         if "://" in url and _CHAIN.match(url):
@@ -83,6 +84,9 @@ def parse_url(url: str) -> ParsedUrl:
         return _local("/" + path)
     if protocol == MEMORY:
         return ParsedUrl(MEMORY, "memory://", rest.strip("/"))
+    if "::" in rest and protocol not in (MEMORY, S3):
+        # fsspec would take what follows for another store, and this one for a way to look into it.
+        raise StorageUnsupportedError(f"{redact(url)} is a chained URL; give the URL of the file itself.")
     if protocol == S3 and "?versionId=" in rest:
         raise StorageUnsupportedError(
             f"{redact(url)} names one version of an object, which a job can't hold on to; give the plain object URL."
@@ -104,6 +108,8 @@ def redact(url: str) -> str:
         return url
     if not url.startswith(tuple(f"{scheme}://" for scheme in _AZURE_SCHEMES)):  # container@account is a place there
         url = _USER_INFO.sub("://", url)
+    if _WEB.match(url):
+        return url.partition("?")[0]
     return _QUERY.sub("", url)
 
 

@@ -88,7 +88,10 @@ def _without_non_finite(value: Any) -> Any:
 
 
 def error_of(element: bytes) -> RecordError | None:
-    """The error of an element of the output; None if it is an answer."""
-    value = json.loads(element)
-    error = value.get("error") if isinstance(value, dict) else None
-    return None if error is None else RecordError.model_validate(error)
+    """The error of an element of the output; None if it is an answer, or nothing of ours."""
+    try:
+        value = json.loads(element)
+        error = value.get("error") if isinstance(value, dict) else None
+        return None if error is None else RecordError.model_validate(error)
+    except (ValueError, RecursionError):
+        return None

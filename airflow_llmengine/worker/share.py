@@ -217,7 +217,7 @@ class Share:
 
     def _chunk_work(self, chunk: Chunk, held: HeldChunk) -> ChunkWork:
         # Looked for with the chunk in hand: an earlier holder may have saved them since the last listing.
-        restored = {} if held.fresh else self._restored(chunk.number)
+        restored = {} if held.fresh else self._restored(chunk)
         results = self._results(chunk, restored, 0)
         results.saved.update(restored)
         self._progress.restore(restored.values())
@@ -292,15 +292,18 @@ class Share:
         )
         yield ChunkWork(results, todo, alone=bool(crashed))
 
-    def _restored(self, number: int) -> dict[int, Finished]:
+    def _restored(self, chunk: Chunk) -> dict[int, Finished]:
         finished: dict[int, Finished] = {}
-        for data in self._scratch.read_parts(number):
+        own = {record.index for record in chunk.records}
+        for data in self._scratch.read_parts(chunk.number):
             try:
                 part = restore_part(data)
+                if not own.issuperset(part):
+                    raise ValueError("it names records of other chunks")
             except ValueError as error:
                 raise StorageDocumentError(
-                    f"a part of {self._scratch.chunk_url(number)} is damaged ({error}); delete its parts and run the "
-                    "job again"
+                    f"a part of {self._scratch.chunk_url(chunk.number)} is damaged ({error}); delete its parts and run "
+                    "the job again"
                 ) from error
             # The first that was saved counts, as with chunks. Other errors that may be over are not worth keeping, but
             # it took three engines to find a record that brings them down.
