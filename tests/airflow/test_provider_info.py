@@ -128,6 +128,24 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
     assert {name.rpartition(".")[0] for name in added} == {"airflow_llmengine.operators"}, sorted(added)
 
 
+AIRFLOWS_SENSOR = """
+from airflow.sdk import BaseHook, BaseSensorOperator, PokeReturnValue, XComArg
+from airflow.sdk.definitions.xcom_arg import PlainXComArg
+"""
+
+
+@pytest.mark.slow
+def test_importing_the_sensor_loads_neither_storage_nor_the_pod_operator() -> None:
+    airflows, ours, parsed = modules_after(
+        AIRFLOWS_SENSOR,
+        "from airflow_llmengine.sensors.batch_completions import LLMEngineBatchCompletionsSensor as Sensor",
+        "Sensor(task_id='t', job='path', deferrable=True)",
+    )
+    for added in (ours - airflows, parsed - ours):
+        assert not {name.partition(".")[0] for name in added} & {*HEAVY, "kubernetes", "pydantic"}
+        assert not [name for name in added if name.startswith(("airflow.", "airflow_llmengine.storage"))]
+
+
 def airflow(*arguments: str) -> Any:
     command = [str(Path(sys.executable).parent / "airflow"), *arguments, "--output", "json"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -351,18 +351,19 @@ def test_the_first_look_is_kept_through_reschedules_deferrals_and_retries(job: J
 def test_a_sensor_that_was_started_from_its_trigger_counts_from_the_triggers_start(job: Job) -> None:
     from datetime import UTC, datetime
 
-    trigger = LLMEngineBatchCompletionsTrigger(job=str(job.output), timeout=50.0, trigger_timeout=110.0)
-    trigger.timeout_after = datetime.fromtimestamp(time.time() + 59, UTC)
+    trigger = LLMEngineBatchCompletionsTrigger(job=str(job.output), timeout=5000.0, trigger_timeout=5060.0)
+    began = time.time() - 5001
+    trigger.timeout_after = datetime.fromtimestamp(began + 5060, UTC)
 
     async def first() -> Any:
-        return await anext(trigger.run())
+        return await asyncio.wait_for(anext(trigger.run()), timeout=60)
 
     event = asyncio.run(first()).payload
     assert event["outcome"] == "timeout"
-    assert event["first_look"] == pytest.approx(time.time() - 51, abs=30)
+    assert event["first_look"] == pytest.approx(began)
     store = StateStore()
     with pytest.raises(AirflowSensorTimeout):
-        sensor(str(job.output), timeout=50).execute_complete(context(store), event)
+        sensor(str(job.output), timeout=5000).execute_complete(context(store), event)
     assert store["llmengine_sensor"]["first_look"] == event["first_look"]
 
 
