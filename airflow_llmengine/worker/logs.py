@@ -23,6 +23,13 @@ class JSONLineFormatter(logging.Formatter):
         return json.dumps({"level": record.levelname, "logger": record.name, "message": message})
 
 
+def _without_text(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[0] is not None:
+        record.msg, record.args = f"an exception was not fetched: {record.exc_info[0].__name__}", ()
+        record.exc_info = record.exc_text = None
+    return True
+
+
 def configure_logs(log_format: LogFormat, *, verbose: bool = False) -> None:
     """Send this package's log lines to standard error.
 
@@ -40,3 +47,8 @@ def configure_logs(log_format: LogFormat, *, verbose: bool = False) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    # It shows exceptions that nobody fetched with their texts, which may be an engine's, and quote a prompt.
+    loop = logging.getLogger("asyncio")
+    loop.handlers[:] = [handler]
+    loop.propagate = False
+    loop.filters[:] = [] if verbose else [_without_text]
