@@ -145,6 +145,13 @@ def test_hardware_that_passes(fields: dict[str, Any]) -> None:
         ("in", "..", "output_data_path: names a folder"),
         ("in", "https://host/out", "output_data_path: results can't be written to https://"),
         ("in", "simplecache::s3://b/k", "output_data_path: is a chain of URLs"),
+        ("zip://a.csv::s3://b/k.zip", "out", "input_data_path: is a chain of URLs"),
+        ("reference://::s3://b/refs.json", "out", "input_data_path: is a chain of URLs"),
+        ("in", "gs://b/a::b", "output_data_path: is a chain of URLs"),
+        ("in", "s3://b/x/../k", "output_data_path: has a part . or .. in it"),
+        ("in", "az://c/./k", "output_data_path: has a part . or .. in it"),
+        ("in", "out\0", "output_data_path: has white space around it, or control characters"),
+        ("https://token@host/in", "out", "input_data_path: holds credentials"),
         ("in", "3s://b/k", "output_data_path: has no valid scheme"),
         ("in", "s3://key:secret@b/k", "output_data_path: holds credentials"),
         ("s3://key:secret@b/k", "out", "input_data_path: holds credentials"),
@@ -180,6 +187,7 @@ def test_paths_that_are_refused(given_input: str, output: str, said: str) -> Non
         ("abfs://container@account.dfs.core.windows.net/in", "abfs://container@account.dfs.core.windows.net/out"),
         ("in.jsonl", "weird:name.json"),
         ("in.jsonl", "oci://bucket/out"),
+        ("s3://b/a::b.jsonl", "s3://b/o::ut.json"),
     ],
 )
 def test_paths_that_pass(given_input: str, output: str) -> None:
