@@ -222,6 +222,11 @@ class Replica:
                     await self._wait_for_room(window)
                     following = following or asyncio.create_task(self._next_for_engine())
                     work = await self._unless_stopped(following)
+                if work is None:
+                    await self._drain()
+                    # It was asked for ahead of time; others may have died while the last records were in work.
+                    following = asyncio.create_task(self._next_for_engine())
+                    work = await self._unless_stopped(following)
             await self._drain()
             return self._share.exhausted and not self._open
         finally:

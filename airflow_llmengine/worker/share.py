@@ -82,16 +82,24 @@ class Share:
         self.helping = False
         """Whether its own share is done: then a chunk is better claimed late, as somebody else may have time for it."""
         self.exhausted = False
-        """Whether ``next`` has come to the end, with nothing left for this replica."""
+        """Whether ``next`` has come to the end, with nothing left for this replica when it looked."""
         self.end: InputEnd | None = scratch.read_end()
         """How long the input is; None until somebody has read it to its end."""
         if self.end is not None:
             progress.total = self.end.records
 
     def next(self) -> ChunkWork | None:
-        """The next chunk with something left to do or to commit; None after the last, and after ``close``."""
+        """The next chunk with something left to do or to commit; None if there is none now, and after ``close``.
+
+        Asked again after None, it looks again: who held the rest then may have died since.
+        """
         with self._turn:
-            return None if self._closed.is_set() else next(self._work, None)
+            if self._closed.is_set():
+                return None
+            if self.exhausted:
+                self.exhausted = False
+                self._work = self._help_others()
+            return next(self._work, None)
 
     def committed(self, results: ChunkResults) -> None:
         """A chunk that ``next`` gave is committed."""
@@ -128,6 +136,9 @@ class Share:
         self.helping = True
         if again - own:
             yield from self._rounds(again - own)
+        yield from self._help_others()
+
+    def _help_others(self) -> Iterator[ChunkWork]:
         while not self._closed.is_set():
             self._claims.refresh()
             end = self._known_end()

@@ -87,9 +87,9 @@ def run_seed(seed: int, store: Store) -> Result:
     """Run one seed, in a folder that is removed afterwards."""
     plan = make_plan(seed, store)
     if store == "s3":
-        from tests.faults.s3 import storage
+        from tests.faults.s3 import spared_storage, storage
 
-        storage()  # its server and its threads are there for all runs
+        storage(), spared_storage()  # its server and its threads are there for all runs
     before = set(threading.enumerate())
     folder = Path(tempfile.mkdtemp(prefix=f"llmengine-faults-{seed}-"))
     try:

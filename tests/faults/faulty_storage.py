@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -180,7 +181,17 @@ class FaultyBackend(Backend):
 
     @override
     def open_read(self, path: str) -> RawFile:
-        return _FaultyFile(self, path, self.call("read", path, lambda: self._real.open_read(path)))
+        with contextlib.ExitStack() as lost:
+
+            def effect() -> RawFile:
+                file = self._real.open_read(path)
+                # Closed by the kernel, if this process dies now.
+                lost.callback(file.close)
+                return file
+
+            file = self.call("read", path, effect)
+            lost.pop_all()
+        return _FaultyFile(self, path, file)
 
     @override
     def creator(self, path: str, data: bytes, *, durable: bool = True) -> Callable[[], bool]:
@@ -209,7 +220,17 @@ class FaultyBackend(Backend):
 
     @override
     def open_write(self, path: str) -> PendingWrite:
-        return _FaultyWrite(self, path, self.call("write", path, lambda: self._real.open_write(path)))
+        with contextlib.ExitStack() as lost:
+
+            def effect() -> PendingWrite:
+                pending = self._real.open_write(path)
+                lost.callback(self.leave_temporary, path, b"")
+                lost.callback(pending.discard)
+                return pending
+
+            pending = self.call("write", path, effect)
+            lost.pop_all()
+        return _FaultyWrite(self, path, pending)
 
     @override
     def delete(self, path: str) -> None:

@@ -156,6 +156,7 @@ class Runner:
         check: Called after each stage and at the end, for invariants; gives what is broken.
         below: Where storage faults are made below the storage itself: called before each stage with those of its
             attempts, and with none before the retry.
+        below_storage: The storage that attempts then use; by default ``storage`` too.
     """
 
     def __init__(
@@ -166,9 +167,11 @@ class Runner:
         check: Callable[[Run, str], list[str]],
         *,
         below: Callable[[Run, Sequence[StorageFault]], None] | None = None,
+        below_storage: Storage | None = None,
     ) -> None:
         self._plan = plan
         self._below = below
+        self._below_storage = below_storage or storage
         self._check = check
         self.run = Run(plan, folder, storage)
         self._chance = random.Random(plan.seed)
@@ -396,7 +399,7 @@ class Runner:
         name = f"{name} #{self._names[name]}"
         process = Process(name, plan, self.run.world)
         faults = plan.storage if self._below is None else ()
-        storage = FaultyStorage(self.run.storage, process, faults, plan.listing_lag)
+        storage = FaultyStorage(self._below_storage, process, faults, plan.listing_lag)
 
         def target() -> None:
             try:

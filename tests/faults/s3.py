@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 from airflow_llmengine.storage.filesystem import Storage
 from tests.faults.faulty_storage import DELAY_SECONDS, QUICK, kind_of
 from tests.faults.plan import Operation, Plan, StorageFault
 from tests.faults.runner import Run, Runner
-from tests.storage.s3_server import Fault, S3Server
+from tests.storage.s3_server import SPARED_ACCESS_KEY, Fault, S3Server
 
 BUCKET = "faults"
 
@@ -28,7 +29,17 @@ def server() -> S3Server:
 @functools.cache
 def storage() -> Storage:
     """One connection for all runs: its library takes half a second to begin with."""
-    opened = Storage({"s3": server().options}, retry=QUICK)
+    return _opened(server().options)
+
+
+@functools.cache
+def spared_storage() -> Storage:
+    """Another, for the harness itself: it meets no fault."""
+    return _opened({**server().options, "key": SPARED_ACCESS_KEY})
+
+
+def _opened(options: dict[str, Any]) -> Storage:
+    opened = Storage({"s3": options}, retry=QUICK)
     opened.location(f"s3://{BUCKET}/first").require_commits()
     return opened
 
@@ -40,7 +51,8 @@ def run_on_s3(plan: Plan, folder: Path, check: Callable[[Run, str], list[str]]) 
         server().faults[:] = [on_the_wire(fault, run) for fault in faults]
 
     server().reset()
-    return Runner(plan, f"s3://{BUCKET}/{folder.name}", storage(), check, below=make_faults)()
+    folder_url = f"s3://{BUCKET}/{folder.name}"
+    return Runner(plan, folder_url, spared_storage(), check, below=make_faults, below_storage=storage())()
 
 
 def on_the_wire(fault: StorageFault, run: Run) -> Fault:

@@ -14,6 +14,8 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 ACCESS_KEY = "AKIAMADEUPACCESSKEY0"
+SPARED_ACCESS_KEY = "AKIAMADEUPACCESSKEY1"
+"""Whoever uses this one meets no fault."""
 SECRET_KEY = "made/up/secret/key/that/must/never/be/shown"
 
 Environ = dict[str, Any]
@@ -107,7 +109,8 @@ class S3Server:
         self.seen.append((method, path, query))
         if self.ignores_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        fault = self._next_fault(method, path, query)
+        is_spared = f"Credential={SPARED_ACCESS_KEY}/" in environ.get("HTTP_AUTHORIZATION", "")
+        fault = None if is_spared else self._next_fault(method, path, query)
         if fault is not None and fault.delay is not None:
             time.sleep(fault.delay)
         if fault is None or fault.delay is not None:
