@@ -65,9 +65,24 @@ class Airflow:
     def airflow(self, *arguments: str) -> str:
         return self.call(str(Path(sys.executable).parent / "airflow"), *arguments)
 
-    def test_dag(self) -> str:
-        """Run the DAG as `airflow dags test` does; gives what was printed."""
-        return self.airflow("dags", "test", "wait_for_job")
+    def test_dag(self, once: str = "", then: Callable[[], object] = lambda: None) -> str:
+        """Run the DAG as `airflow dags test` does; gives what was printed.
+
+        Args:
+            once: Words to wait for in what is printed.
+            then: What to do when they are there.
+        """
+        printed = self.home / "printed.log"
+        with printed.open("w") as log:
+            command = [str(Path(sys.executable).parent / "airflow"), "dags", "test", "wait_for_job"]
+            process = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+            try:
+                wait_until(lambda: once in printed.read_text() or process.poll() is not None)
+                then()
+                process.wait(timeout=300)
+            finally:
+                process.kill()
+        return printed.read_text()
 
     def task(self, command: str, task_id: str = "wait") -> str:
         """One step of a task, in the places of the scheduler and of an executor."""
@@ -151,15 +166,6 @@ class RunningJob(Job):
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[RunningJob]:
-    """It will take twenty seconds."""
-    job = RunningJob(tmp_path, [f"row {index}" for index in range(100)])
-    job.begin()
-    yield job
-    job.end()
-
-
-@pytest.fixture
-def long_running(tmp_path: Path) -> Iterator[RunningJob]:
     """It will take minutes."""
     job = RunningJob(tmp_path, [f"row {index}" for index in range(2000)])
     job.begin()
@@ -172,7 +178,7 @@ def long_running(tmp_path: Path) -> Iterator[RunningJob]:
 )
 def test_each_mode_waits_for_a_running_job(airflow: Airflow, running: RunningJob, mode: dict[str, Any]) -> None:
     airflow.sense(job=running.handle, **mode)
-    printed = airflow.test_dag()
+    printed = airflow.test_dag(once="1 replica at work", then=running.finish)
     assert airflow.state() == "success", printed
     result, path = json.loads(airflow.xcom.read_text())
     assert result == summary(running.manifest())
@@ -274,29 +280,29 @@ def run_on_s3(path: str, storage_options: dict[str, Any], folder: Path) -> None:
 
 @pytest.mark.scheduler
 def test_a_sensor_starts_from_its_trigger_with_a_handle_from_another_task(
-    airflow: Airflow, long_running: RunningJob
+    airflow: Airflow, running: RunningJob
 ) -> None:
-    airflow.environment["TEST_HANDLE"] = json.dumps(long_running.handle)
+    airflow.environment["TEST_HANDLE"] = json.dumps(running.handle)
     airflow.sense(job="what launch returns", max_runtime_sec="{{ 1800 * 2 }}", start_from_trigger=True)
     airflow.task("run", "launch")
     printed = airflow.task("defer")
     assert airflow.state() == "deferred", printed
     with airflow.triggerer():
         wait_until(lambda: "1 replica at work" in airflow.triggers_log())
-        long_running.finish()
+        running.finish()
         wait_until(lambda: airflow.state() == "scheduled")
     printed = airflow.task("resume")
     assert airflow.state() == "success", printed
-    assert airflow.xcoms()["return_value"] == summary(long_running.manifest())
+    assert airflow.xcoms()["return_value"] == summary(running.manifest())
 
 
 @pytest.mark.scheduler
-def test_ending_a_deferred_sensor_leaves_the_job_alone(airflow: Airflow, long_running: RunningJob) -> None:
-    airflow.sense(job=str(long_running.output), deferrable=True)
+def test_ending_a_deferred_sensor_leaves_the_job_alone(airflow: Airflow, running: RunningJob) -> None:
+    airflow.sense(job=str(running.output), deferrable=True)
     airflow.task("run")
     with airflow.triggerer():
         wait_until(lambda: "1 replica at work" in airflow.triggers_log())
         airflow.task("fail")
         wait_until(lambda: "The job goes on: it belongs to whoever launched it" in airflow.triggers_log())
-    status = LLMEngineHook().get(str(long_running.output))
+    status = LLMEngineHook().get(str(running.output))
     assert (status.state, status.cancelled) == ("running", None)
