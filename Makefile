@@ -47,6 +47,14 @@ faults: environment ## The long fault campaign; RUNS= and S3_RUNS= set its lengt
 	$(BIN)/python -m tests.faults.campaign $(if $(RUNS),--runs $(RUNS)) $(if $(S3_RUNS),--s3-runs $(S3_RUNS)) \
 		$(if $(SEED),--seed $(SEED))
 
+.PHONY: fuzz
+fuzz: environment ## Fuzz readers, models and state; SECONDS=60 for each target
+	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
+
+.PHONY: docs
+docs: environment ## Write docs/failures.md anew: what is said of each kind of fault
+	WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/faults/test_failures_page.py
+
 .PHONY: bench
 bench: environment ## The benchmarks, on this machine
 	@for benchmark in benchmarks/bench_*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
@@ -57,7 +65,7 @@ lock: environment ## Resolve requirements/test.txt again; UPGRADE=1 takes the ne
 
 .PHONY: clean
 clean: ## Remove the environment, caches, and what the quickstart wrote
-	rm -rf $(VENV) .quickstart .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .quickstart .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: environment
