@@ -299,7 +299,8 @@ class Replica:
             finished = self._elements.error(
                 RecordError(
                     type=RecordErrorType.INTERNAL,
-                    message=f"{record.location}: {type(error).__name__} while the record was completed",
+                    message=f"{record.location}: the engine failed with it ({type(error).__name__}); the worker's log at "
+                    "level DEBUG tells where",
                     index=record.index,
                     custom_id=record.custom_id,
                 ),

@@ -22,8 +22,9 @@ from tests.faults.world import Effect
 IMMUTABLE = ("chunk", "part", "mark", "input", "model", "end")
 """What is created only if absent and never replaced."""
 
-# An object store's own code, such as InternalError, may be told.
-_EXCEPTION = re.compile(r"(?<!store answered [0-9]{3} )\b\w+(Error|Exception)\b|Traceback|\[Errno")
+# An object store's own code, such as InternalError, may be told, and of what an engine raised its type: its text may
+# quote the prompt.
+EXCEPTION = re.compile(r"(?<!store answered [0-9]{3} )(?<!failed with it \()\b\w+(Error|Exception)\b|Traceback|\[Errno")
 _UNIT = re.compile(r"([0-9a-f]+-[0-9]+)/chunks/[0-9]+/([0-9]+)(?:\.(part|round|transient)-([0-9]+))?\.jsonl$")
 _CLAIM = re.compile(r"([0-9a-f]+-[0-9]+)/claims/[0-9]+/([0-9]+)(?:\.(round-)?([0-9]+))?$")
 
@@ -50,7 +51,7 @@ def _messages(run: Run) -> list[str]:
             broken.append(f"{attempt.name} raised {attempt.error}")
         elif attempt.outcome is not None:
             message = attempt.outcome.message
-            if _EXCEPTION.search(message) or len(message.split()) < 3 or "\n" in message:
+            if EXCEPTION.search(message) or len(message.split()) < 3 or "\n" in message:
                 broken.append(f"{attempt.name} says: {message!r}")
             if attempt.outcome.exit_code is ExitCode.INTERNAL:
                 broken.append(f"{attempt.name} failed by a defect: {message}")

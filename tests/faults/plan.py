@@ -225,6 +225,7 @@ class Plan:
     stages: tuple[Stage, ...]
     last_replicas: int
     """Replicas of the plain retry."""
+    max_error_rate: float | None = None
 
     def __str__(self) -> str:
         job = (

@@ -35,6 +35,7 @@ from airflow_llmengine.worker.attempt import (
     run_attempt,
     storage_exit_code,
 )
+from airflow_llmengine.worker.engines.base import Engine
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
 from airflow_llmengine.worker.timing import Timing
 from tests.faults.faulty_engine import FaultyEngine
@@ -157,6 +158,7 @@ class Runner:
         below: Where storage faults are made below the storage itself: called before each stage with those of its
             attempts, and with none before the retry.
         below_storage: The storage that attempts then use; by default ``storage`` too.
+        engine: Makes an engine for an attempt; the second argument says whether it is spared all but what records do.
     """
 
     def __init__(
@@ -168,10 +170,12 @@ class Runner:
         *,
         below: Callable[[Run, Sequence[StorageFault]], None] | None = None,
         below_storage: Storage | None = None,
+        engine: Callable[[Process, bool], Engine] | None = None,
     ) -> None:
         self._plan = plan
         self._below = below
         self._below_storage = below_storage or storage
+        self._engine = engine or (lambda process, calm: FaultyEngine(plan, process, calm=calm))
         self._check = check
         self.run = Run(plan, folder, storage)
         self._chance = random.Random(plan.seed)
@@ -185,8 +189,8 @@ class Runner:
         for fault in plan.engine:
             self.run.world.engine_faults_left[fault.record] = fault.times
 
-    def __call__(self) -> Run:
-        """Run it all."""
+    def __call__(self, *, retry: bool = True) -> Run:
+        """Run it all, or without the plain retry at the end."""
         began = time.monotonic()
         with _quiet():
             try:
@@ -197,8 +201,9 @@ class Runner:
                     self._stage(stage)
                     self._make_faults(())
                     self._look(f"after stage {number + 1}")
-                self._retry()
-                self._look("after the retry")
+                if retry:
+                    self._retry()
+                    self._look("after the retry")
                 self._wake_zombies()
                 self._look("at the end")
             except HangError as error:
@@ -246,6 +251,10 @@ class Runner:
     @property
     def _input(self) -> str:
         return f"{self.run.folder}/input.json"
+
+    def request(self) -> CreateBatchCompletionsV1Request:
+        """The job as it is launched now."""
+        return self._request()
 
     def _request(self, *, with_deadline: bool = True, model: str | None = None) -> CreateBatchCompletionsV1Request:
         request: dict[str, Any] = {
@@ -310,6 +319,7 @@ class Runner:
                 generation=generation,
                 if_done="regenerate" if if_done == "regenerate" else "reuse",
                 chunk_records=self._plan.chunk_records,
+                max_error_rate=self._plan.max_error_rate,
             )
             self._start(f"{name} {attempt.replica}", attempt, self._worker(options, attempt, with_deadline))
         return True
@@ -447,7 +457,7 @@ class Runner:
                 request,
                 options,
                 process.stop,
-                make_engine=lambda _request: FaultyEngine(self._plan, process, calm=calm),
+                make_engine=lambda _request: self._engine(process, calm),
                 timing=_timing(plan),
             )
 

@@ -1,0 +1,28 @@
+"""docs/failures.md says what people read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.faults.failures import FAULTS, PAGE, page
+from tests.faults.invariants import EXCEPTION
+
+
+@pytest.mark.slow
+def test_the_page_says_what_is_said(tmp_path: Path) -> None:
+    made = page(tmp_path)
+    if os.environ.get("WRITE_DOCS"):
+        PAGE.write_text(made)
+    assert made == PAGE.read_text(), "the page is made anew by `make docs`"
+
+
+def test_every_message_is_a_sentence_with_a_next_step() -> None:
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ") and "`" in line]
+    told = [row[4] for row in rows if len(row) == 5]
+    assert len(told) == sum(len(faults) for _title, faults in FAULTS)
+    for message in told:
+        assert not EXCEPTION.search(message), message
+        assert message.rstrip(" |").endswith("."), message
