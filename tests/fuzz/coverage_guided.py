@@ -20,16 +20,15 @@ def main(target: str, seconds: int, folder: Path) -> None:
     # Whatever is imported for the first time in here is watched: nothing of the package may have been before.
     with atheris.instrument_imports(include=["airflow_llmengine", "json"]):
         from tests.fuzz import oracles
-        from tests.fuzz.inputs import CONTENT, FILES, RECORDS, REQUEST, TOKENS
+        from tests.fuzz.inputs import FILES, INLINE_REQUEST, RECORDS, REQUEST, TOKENS
         from tests.fuzz.state import CHUNKS, STATE
         from tests.worker.readers.files import COMPRESSIONS
 
     judge = dict(oracles.targets())[target]
-    inline = {name: value for name, value in REQUEST.items() if name != "input_data_path"} | {"content": CONTENT}
     seeds = {
         "files": [compress(data) for data in FILES.values() for compress in COMPRESSIONS.values()],
         "values": [json.dumps(record).encode() for record in RECORDS],
-        "requests": [json.dumps(request).encode() for request in (REQUEST, inline)],
+        "requests": [json.dumps(request).encode() for request in (REQUEST, INLINE_REQUEST)],
         "state": [json.dumps(document).encode() for document in STATE],
         "chunks": CHUNKS,
     }[target]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from airflow_llmengine.worker.records import RawRecord
 from tests.fuzz import oracles
 from tests.fuzz.inputs import (
+    INLINE_REQUEST,
     RECORDS,
     REQUEST,
     VALUES,
@@ -63,9 +64,15 @@ def test_a_spoiled_record_is_a_record_or_an_error_in_its_place(value: Any) -> No
 
 
 @fuzzed
-@given(spoiled_values(REQUEST) | spoiled_json([REQUEST]))
+@given(spoiled_values(REQUEST) | spoiled_values(INLINE_REQUEST))
 def test_a_spoiled_request_is_refused_in_plain_words_or_taken(request: Any) -> None:
-    oracles.read_request(request)
+    oracles.read_request(request, is_private=True)
+
+
+@fuzzed
+@given(spoiled_json([REQUEST, INLINE_REQUEST]))
+def test_a_spoiled_text_of_a_request_is_refused_in_plain_words_or_taken(text: bytes) -> None:
+    oracles.read_request(text)
 
 
 @fuzzed
