@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from airflow_llmengine.spec.error_rate import exceeds_error_rate
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
@@ -24,11 +23,9 @@ from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork, Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
 from airflow_llmengine.worker.timing import Deadline, Timing
+from airflow_llmengine.worker.watch import Watch
 
 logger = logging.getLogger(__name__)
-
-PROGRESS_LINE_SECONDS = 15.0
-"""How often a progress line is logged."""
 
 FLUSH_SECONDS = 10.0
 """Time kept for writing parts before the process must be gone; at most a third of what is left."""
@@ -75,8 +72,6 @@ class Replica:
         settings: ReplicaSettings,
         timing: Timing,
     ) -> None:
-        self._directory = directory
-        self._handle = handle
         self._scratch = directory.scratch(handle)
         self._share = share
         self._engine = EngineKeeper(make_engine, started=self._pin_model, died=self._save_before_restart)
@@ -84,7 +79,14 @@ class Replica:
         self._progress = progress
         self._stop = stop
         self._settings = settings
-        self._timing = timing
+        self._watch = Watch(
+            directory=directory,
+            handle=handle,
+            progress=progress,
+            stop=stop,
+            max_error_rate=settings.max_error_rate,
+            timing=timing,
+        )
         self._open: dict[int, ChunkResults] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
@@ -108,10 +110,10 @@ class Replica:
         """
         background: list[asyncio.Task[None]] = []
         try:
-            await self._take_over()
+            await self._watch.take_over()
             if self._stop.reason is StopReason.FINISHED:
                 return ExitCode.DONE
-            background.append(asyncio.create_task(self._watch()))
+            background.append(asyncio.create_task(self._watch.run()))
             work = await self._next_for_engine()
             if work is None and not self._stop.is_requested():
                 logger.info("nothing is left to do for this replica; no engine is loaded")
@@ -138,15 +140,6 @@ class Replica:
             await self._engine.stop()
             await self._give_back()
 
-    async def _take_over(self) -> None:
-        """Begin this attempt: from the first heartbeat on, an earlier attempt of the same replica stops."""
-        earlier = await asyncio.to_thread(self._scratch.read_heartbeat, self._progress.replica)
-        if earlier is not None:
-            self._progress.go_on_from(earlier)
-        await self._write_heartbeat()
-        # An earlier attempt may have come to its end since this one was launched.
-        await self._look_for_end()
-
     async def _give_back(self) -> None:
         try:
             # Where several records bring engines down, one attempt's restarts do not find them all: the next begins
@@ -168,7 +161,7 @@ class Replica:
 
     async def _start_engine(self) -> None:
         self._progress.phase = "loading"
-        await self._write_heartbeat("loading the model")
+        await self._watch.write_heartbeat("loading the model")
         started = time.monotonic()
         await self._engine.start()
         self._progress.loading_seconds = time.monotonic() - started
@@ -197,7 +190,7 @@ class Replica:
         """The engine died: keep what it had finished, should this process die over the next one."""
         try:
             await self._save_parts(rounds=False)
-            await self._write_heartbeat(f"the engine is started again: {message}")
+            await self._watch.write_heartbeat(f"the engine is started again: {message}")
         except StorageError as error:
             logger.warning("%s", error)
 
@@ -309,7 +302,7 @@ class Replica:
         self._latencies.append(time.monotonic() - started)
         results.finished[record.index] = finished
         self._progress.count(finished)
-        self._check_error_rate()
+        self._watch.check_error_rate()
         if results.complete:
             commit = asyncio.create_task(self._commit_or_stop(results))
             self._commits.add(commit)
@@ -329,7 +322,7 @@ class Replica:
         """Commit a whole chunk, unless the job is no longer this generation's."""
 
         def commit() -> bool | None:
-            if not self._read_is_current():
+            if not self._watch.read_is_current():
                 return None
             return self._scratch.commit_chunk(
                 results.number, results.encode(), round_number=results.round_number, transient=results.transient
@@ -337,40 +330,11 @@ class Replica:
 
         first = await asyncio.to_thread(commit)
         if first is None:
-            self._stop_as_superseded()
+            self._watch.stop_as_superseded()
             return
         self._progress.commit(results, first=first)
         self._share.committed(results)
         self._open.pop(results.number, None)
-
-    def _read_is_current(self) -> bool:
-        current = self._directory.read_current()
-        return current is not None and (current.fingerprint, current.generation) == (
-            self._handle.fingerprint,
-            self._handle.generation,
-        )
-
-    def _stop_as_superseded(self) -> None:
-        self._stop.request(
-            StopReason.SUPERSEDED,
-            f"generation {self._handle.generation} of this job is no longer the current one of {self._handle.path}: "
-            "another launch took over",
-        )
-
-    async def _is_current(self) -> bool:
-        current = await asyncio.to_thread(self._read_is_current)
-        if not current:
-            self._stop_as_superseded()
-        return current
-
-    def _check_error_rate(self) -> None:
-        rate, total = self._settings.max_error_rate, self._progress.total
-        failed = self._progress.failed_in_all
-        if rate is not None and total is not None and exceeds_error_rate(failed, total, rate):
-            self._stop.request(
-                StopReason.TOO_MANY_FAILED_RECORDS,
-                f"{failed} of {total} records have failed, more than max_error_rate {rate:g} allows",
-            )
 
     async def _drain(self) -> None:
         """Wait for the records in flight: all of them, or as long as a stop leaves time."""
@@ -396,7 +360,7 @@ class Replica:
 
     async def _save_parts(self, *, rounds: bool = True) -> None:
         """Keep what is finished of the open chunks: as parts, or for one that is made again, as its next round."""
-        if not self._open or self._stop.reason in NOTHING_TO_SAVE or not await self._is_current():
+        if not self._open or self._stop.reason in NOTHING_TO_SAVE or not await self._watch.is_current():
             return
         for results in list(self._open.values()):
             if results.round_number:
@@ -410,70 +374,6 @@ class Replica:
                 await asyncio.to_thread(self._scratch.commit_part, results.number, part)
                 results.saved |= indices
         logger.info("saved what was finished of %d open chunks", len(self._open))
-
-    async def _watch(self) -> None:
-        """Heartbeats, progress lines, and a look for cancel, supersession and the other replicas' failures."""
-        last_line = last_look = time.monotonic()
-        while True:
-            await asyncio.sleep(self._timing.heartbeat_seconds)
-            try:
-                await self._beat()
-                await self._look_for_cancel()
-                await self._is_current()
-                if time.monotonic() - last_look >= self._timing.look_seconds:
-                    last_look = time.monotonic()
-                    await self._look_for_failures()
-            except StorageError as error:
-                # A heartbeat is not worth the job: the next commit decides whether storage is really gone.
-                logger.warning("%s", error)
-            if time.monotonic() - last_line >= PROGRESS_LINE_SECONDS:
-                last_line = time.monotonic()
-                if self._progress.phase == "generating":
-                    logger.info("%s", self._progress.line())
-
-    async def _beat(self) -> None:
-        """Show that this attempt is at work; but where a later one of the same replica is, stop."""
-        standing = await asyncio.to_thread(self._scratch.read_heartbeat, self._progress.replica)
-        if standing is None:
-            await self._look_for_end()
-        elif standing.attempt != self._progress.attempt:
-            self._stop.request(
-                StopReason.REPLACED,
-                f"a later attempt of replica {standing.replica} has begun (process {standing.pid} on {standing.host}); "
-                "what is finished is kept for it",
-            )
-            return
-        await self._write_heartbeat()
-
-    async def _write_heartbeat(self, message: str | None = None) -> None:
-        if self._stop.reason not in (StopReason.REPLACED, StopReason.FINISHED):
-            await asyncio.to_thread(self._scratch.write_heartbeat, self._progress.heartbeat(message))
-
-    async def _look_for_end(self) -> None:
-        """Stop if the job is done, by another attempt: nothing of it is left to work on."""
-        manifest = await asyncio.to_thread(self._directory.read_manifest)
-        if manifest is not None and manifest.handle == self._handle:
-            self._stop.request(StopReason.FINISHED, "the job was finished by another attempt")
-
-    async def _look_for_cancel(self) -> None:
-        cancelled = await asyncio.to_thread(self._directory.read_cancel)
-        if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (
-            self._handle.fingerprint,
-            self._handle.generation,
-        ):
-            self._stop.request(
-                StopReason.CANCELLED, f"the job was cancelled ({cancelled.reason}); what is finished is kept"
-            )
-
-    async def _look_for_failures(self) -> None:
-        """Add up what the other replicas have failed, for ``max_error_rate``."""
-        if self._settings.max_error_rate is None or self._progress.replicas == 1:
-            return
-        beats = await asyncio.to_thread(self._scratch.read_heartbeats)
-        self._progress.failed_elsewhere = sum(
-            sum(beat.failures_committed.values()) for beat in beats if beat.replica != self._progress.replica
-        )
-        self._check_error_rate()
 
     async def _watch_deadline(self) -> None:
         """End admission early enough that the records in flight can finish before the deadline."""
