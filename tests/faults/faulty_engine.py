@@ -64,6 +64,8 @@ class FaultyEngine:
                     raise RuntimeError("a passing fault of the engine")
                 self._die()
                 await self._live()
+            answer = await self.answer(record)
+            await self._live()
             self._answers += 1
             self._process.world.generated(Generation(began, self._process.name, record.index, answered=True))
             self._process.answered()
@@ -71,7 +73,7 @@ class FaultyEngine:
             if self._dies_after is not None and self._answers >= self._dies_after:
                 self._process.world.fire("engine dies")
                 self._die()
-            return self._answer(record)
+            return answer
 
     def _die(self) -> None:
         self._dead = True
@@ -85,8 +87,8 @@ class FaultyEngine:
     async def stop(self) -> None:
         self._dead = True
 
-    @staticmethod
-    def _answer(record: Record) -> Answer:
+    async def answer(self, record: Record) -> Answer:
+        """What the record gets if nothing goes wrong with it."""
         request = record.request
         if isinstance(request, PromptRecord):
             output = CompletionOutput(text=request.prompt, num_prompt_tokens=1, num_completion_tokens=1)

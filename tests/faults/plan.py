@@ -226,6 +226,8 @@ class Plan:
     last_replicas: int
     """Replicas of the plain retry."""
     max_error_rate: float | None = None
+    asks_for_echo: bool = False
+    """Whether records ask for their prompt in front of the answer: a real model says nonces only so."""
 
     def __str__(self) -> str:
         job = (

@@ -243,7 +243,9 @@ class Runner:
         if index in self._plan.bad:
             # Only in lines can a record be no JSON at all.
             return "{broken" if self._plan.input_format != "array" and index % 2 else '{"prompt": 7}'
-        body = {"prompt": self._prompts[index], "max_tokens": 4}
+        body: dict[str, Any] = {"prompt": self._prompts[index], "max_tokens": 4}
+        if self._plan.asks_for_echo:
+            body |= {"echo": True, "temperature": 0}
         if self._plan.input_format != "batch lines":
             return json.dumps(body)
         return json.dumps({"custom_id": f"c{index}", "method": "POST", "url": "/v1/completions", "body": body})
