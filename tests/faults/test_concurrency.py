@@ -27,6 +27,8 @@ from tests.faults.plan import (
 )
 from tests.faults.runner import Run, Runner
 
+pytestmark = pytest.mark.slow
+
 RECORDS = 60
 JOB = replace(
     make_plan(0),
@@ -152,7 +154,6 @@ def test_a_zombie_wastes_work_and_corrupts_nothing(tmp_path: Path, wakes_after: 
     assert run.directory.valid_manifest() is not None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["before call", "after call"])
 def test_a_kill_at_each_step_of_a_small_job(tmp_path: Path, kind: TriggerKind) -> None:
     """From the first look at the input to the last deletion of scratch: every fourth step, to save time."""
