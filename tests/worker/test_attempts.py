@@ -29,7 +29,7 @@ def test_a_heartbeat_that_moves_holds_its_claims_however_wrong_its_clock() -> No
     attempts = Attempts(TIMING)
     attempts.observe([beat(1, "a", updated=-2e6)], 0)
     for now in range(1, 600, 50):
-        attempts.observe([beat(1, "a", updated=-1e6 + now)], now)
+        attempts.observe([beat(1, "a", updated=1e6 + now)], now)
         assert attempts.holder_state(claim(1, "a"), now + 4) == "at work"
 
 
@@ -38,8 +38,8 @@ def test_a_heartbeat_that_stands_still_loses_them(after: float, state: str) -> N
     attempts = Attempts(TIMING)
     attempts.observe([beat(1, "a", updated=5)], 990)
     # By the wall clock it is old, or of the future: that says nothing.
-    attempts.observe([beat(1, "a", updated=1e12)], 1000)
-    attempts.observe([beat(1, "a", updated=1e12)], 1000 + after)
+    attempts.observe([beat(1, "a", updated=1e11)], 1000)
+    attempts.observe([beat(1, "a", updated=1e11)], 1000 + after)
     assert attempts.holder_state(claim(1, "a"), 1000 + after) == state
 
 
