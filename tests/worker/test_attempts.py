@@ -27,7 +27,7 @@ def claim(replica: int, attempt: str) -> Claim:
 
 def test_a_heartbeat_that_moves_holds_its_claims_however_wrong_its_clock() -> None:
     attempts = Attempts(TIMING)
-    attempts.observe([beat(1, "a", updated=-2e6)], 0)
+    attempts.observe([beat(1, "a", updated=5e6)], 0)
     for now in range(1, 600, 50):
         attempts.observe([beat(1, "a", updated=1e6 + now)], now)
         assert attempts.holder_state(claim(1, "a"), now + 4) == "at work"
