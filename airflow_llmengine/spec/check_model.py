@@ -77,6 +77,11 @@ def _bound_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refu
     for name in _NOT_EMPTY:
         if model.is_given(name) and not getattr(model, name).strip():
             yield Refusal(f"model_config.{name}", "is empty")
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        # They are told in logs, line by line.
+        if isinstance(value, str) and name != "chat_template" and not value.isprintable():
+            yield Refusal(f"model_config.{name}", "has control characters in it", "leave them out")
     if model.checkpoint_path is not None and "://" in model.checkpoint_path:
         reason = "a checkpoint that is not in a local directory is not supported yet"
         yield Refusal("model_config.checkpoint_path", reason, "give the path of a directory where the worker runs")

@@ -50,6 +50,10 @@ class JobStatus:
 
     def lines(self) -> list[str]:
         """The status for a person, one fact a line."""
+        # Whoever can write beside the output may have written what is told here; terminals obey control characters.
+        return ["".join(c if c.isprintable() else "?" for c in line) for line in self._lines()]
+
+    def _lines(self) -> list[str]:
         if self.manifest is not None:
             manifest = self.manifest
             failures = ", ".join(f"{count} {name}" for name, count in manifest.failures.items()) or "none"

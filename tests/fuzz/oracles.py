@@ -145,7 +145,8 @@ def read_request(data: bytes | Any, *, is_private: bool = False) -> None:
         return
     assert check(request) == []
     assert CreateBatchCompletionsV1Request.model_validate(request.given()) == request
-    assert all(line.isprintable() for line in plan(request).lines())
+    for line in plan(request).lines():
+        assert line.isprintable(), ascii(line)
     json.dumps(request.given()).encode()
 
 
@@ -166,7 +167,7 @@ def read_state(path: Path) -> None:
 def _show(document: StateDocument) -> None:
     """What status, operator and sensor show of it."""
     if isinstance(document, Manifest):
-        JobStatus("done", manifest=document).lines()
+        _judge_lines(JobStatus("done", manifest=document))
     elif isinstance(document, Heartbeat):
         _lines(heartbeats=[document])
     elif isinstance(document, JobDocument):
@@ -183,7 +184,12 @@ def _show(document: StateDocument) -> None:
 
 def _lines(**found: Any) -> None:
     handle = JobHandle(path="/out.json", fingerprint="f", generation=1)
-    JobStatus("running", handle=handle, **found).lines()
+    _judge_lines(JobStatus("running", handle=handle, **found))
+
+
+def _judge_lines(status: JobStatus) -> None:
+    for line in status.lines():
+        assert line.isprintable(), ascii(line)
 
 
 def read_chunk(data: bytes) -> None:

@@ -225,6 +225,8 @@ def test_two_names_of_one_thing_may_not_differ(older: str, newer: str) -> None:
         ),
         ({"checkpoint_path": ""}, "model_config.checkpoint_path: is empty"),
         ({"model": " "}, "model_config.model: is empty"),
+        ({"model": "m\nERROR forged"}, "model_config.model: has control characters in it"),
+        ({"dtype": "\x1b[2J"}, "model_config.dtype: has control characters in it"),
         ({"max_model_len": 0}, "model_config.max_model_len: must be at least 1"),
         ({"tensor_parallel_size": 0}, "model_config.tensor_parallel_size: must be at least 1, not 0"),
         ({"max_num_seqs": -1}, "model_config.max_num_seqs: must be at least 1, not -1"),

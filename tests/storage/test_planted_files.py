@@ -96,7 +96,7 @@ def test_a_document_that_names_another_place_is_refused(tmp_path: Path, fingerpr
         assert job_status(Storage(), str(planted_current(tmp_path, fingerprint="..").output.url)).state == "launched"
         return
     directory = planted_current(tmp_path, fingerprint=fingerprint)
-    with pytest.raises(StorageDocumentError, match="is not a valid CurrentJob document"):
+    with pytest.raises(StorageDocumentError, match="is damaged, or no file of this program"):
         job_status(Storage(), directory.output.url)
 
 
@@ -154,7 +154,7 @@ def test_the_beginning_of_a_file_is_read_everywhere(place: Place) -> None:
 def test_a_document_that_is_made_to_break_its_reader_is_refused_in_plain_words(tmp_path: Path, content: bytes) -> None:
     planted_current(tmp_path)
     (tmp_path / "out.json.job" / "current.json").write_bytes(content)
-    with pytest.raises(StorageDocumentError, match="is not a valid CurrentJob document") as caught:
+    with pytest.raises(StorageDocumentError, match="is damaged, or no file of this program") as caught:
         glance(Storage(), str(tmp_path / "out.json"))
     assert len(str(caught.value)) < 300
 
@@ -225,3 +225,13 @@ def test_a_current_job_that_is_well_formed_is_read(tmp_path: Path) -> None:
     assert planted_current(tmp_path).read_current() == CurrentJob(
         fingerprint=FINGERPRINT, generation=1, owner="o", series="s"
     )
+
+
+def test_control_characters_in_a_document_reach_no_terminal(tmp_path: Path) -> None:
+    directory = planted_current(tmp_path)
+    root = tmp_path / "out.json.job" / f"{FINGERPRINT}-1"
+    root.mkdir()
+    (root / "job.json").write_text(json.dumps(STATE[1] | {"owner": "\x1b[2Jforged\nline"}))
+    lines = job_status(Storage(), directory.output.url).lines()
+    assert any("?[2Jforged?line" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
