@@ -102,8 +102,10 @@ def _stopped_early(said: str, deadline: float, status: JobStatus, launched_by: s
             f"max_runtime_sec is used up, retries included. {KEPT}. Raise it if it is too short; clear {launched_by}, "
             "or start a new run, to go on with a new budget."
         )
+    # It says itself what is kept, for who runs it by hand.
+    said = said.removesuffix("; what is finished is kept.").rstrip(".")
     return JobInterruptedError(
-        f"The worker stopped early: {said or 'something else than Airflow ended it.'} {RETRIED}."
+        f"The worker stopped early: {said or 'something else than Airflow ended it'}. {RETRIED}."
     )
 
 

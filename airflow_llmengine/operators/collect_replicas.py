@@ -151,6 +151,11 @@ class LLMEngineCollectOperator(BatchTaskMixin):
         told = " ".join([f"{_missing(status)}.", *reasons])
         if isinstance(failure, DeadlineExceededError | JobCancelledError):
             return type(failure)(f"{told} {failure}")
+        if isinstance(failure, JobInterruptedError) and status.end is not None and not _count_missing(status):
+            return JobIncompleteError(
+                f"Too many records failed: {outcome.last_error}. {KEPT}. Clear the replicas, with their downstream "
+                f"tasks, to make those again within this max_runtime_sec; or {self.plan_task_id} for a new one."
+            )
         if isinstance(failure, JobInterruptedError):
             return JobIncompleteError(
                 f"{told} {KEPT}. Clear the replicas that failed, with their downstream tasks, to go on within this "
@@ -186,8 +191,11 @@ def _unfinished(states: Mapping[str, Any], task_id: str) -> dict[int, str]:
 def _missing(status: JobStatus) -> str:
     if status.end is None:
         return "The job is not done: no replica has read the input to its end"
-    chunks = status.end.chunks
-    return f"The job is not done: {chunks - status.chunks_committed} of {chunks} chunks are missing"
+    return f"The job is not done: {_count_missing(status)} of {status.end.chunks} chunks are missing"
+
+
+def _count_missing(status: JobStatus) -> int:
+    return 0 if status.end is None else status.end.chunks - status.chunks_committed
 
 
 def _first_sentence(message: str) -> str:

@@ -374,7 +374,7 @@ def read_document(location: Location, model: type[D]) -> D | None:
         except ValidationError as error:
             fault = _first_fault(error)
     raise StorageDocumentError(
-        f"{location} is not a valid {model.__name__} document ({fault}); if nothing of the job is running, delete it."
+        f"{location} is damaged, or no file of this program ({fault}); if nothing of the job is running, delete it."
     )
 
 

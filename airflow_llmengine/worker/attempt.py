@@ -260,7 +260,7 @@ def collect_job(
             max_error_rate=options.max_error_rate,
         )
     except TooManyFailedRecordsError as error:
-        return AttemptOutcome(ExitCode.TOO_MANY_FAILED_RECORDS, str(error))
+        return AttemptOutcome(ExitCode.PARTIAL if error.retry_helps else ExitCode.TOO_MANY_FAILED_RECORDS, str(error))
     except (JobIncompleteError, JobSupersededError) as error:
         return AttemptOutcome(ExitCode.PARTIAL, str(error))
     return AttemptOutcome(

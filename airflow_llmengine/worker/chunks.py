@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,12 @@ DEFAULT_CHUNK_RECORDS = 256
 
 TRANSIENT = frozenset(error.value for error in RecordErrorType if error.transient)
 """Error types that trying again may mend."""
+
+MAX_ROUNDS = 3
+"""How often a chunk is made again for its transient errors, each time by another attempt."""
+
+MAY_BE_OVER = "some of them for reasons that may be over: the next attempt makes those again"
+"""How a message says that trying again may help."""
 
 DEFAULT_CHUNK_TOKENS = 262_144
 """Most tokens, read and asked for, of a chunk of more than one record: about a minute of one GPU's work."""
@@ -199,6 +205,11 @@ def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
     if len(elements) != header.records:
         raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
     return header, elements
+
+
+def lasting(failures: Mapping[str, int]) -> Counter[str]:
+    """Those failures that trying again does not mend."""
+    return Counter({name: count for name, count in failures.items() if name not in TRANSIENT})
 
 
 def restore_part(data: bytes) -> dict[int, Finished]:

@@ -13,9 +13,9 @@ from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
-from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
+from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, JobScratch
 from airflow_llmengine.storage.output import OutputWriter
-from airflow_llmengine.worker.chunks import ChunkHeader, decode_results
+from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
 
@@ -35,6 +35,11 @@ class JobSupersededError(Exception):
 
 class TooManyFailedRecordsError(Exception):
     """Every record failed, or more than ``max_error_rate`` allows; no output is written."""
+
+    def __init__(self, message: str, *, retry_helps: bool) -> None:
+        super().__init__(message)
+        self.retry_helps = retry_helps
+        """Whether the next attempt makes enough of them again."""
 
 
 @dataclass(slots=True)
@@ -96,11 +101,12 @@ def _collect(
     engine: str,
     max_error_rate: float | None,
 ) -> Manifest:
-    rounds = scratch.chunk_files().rounds
+    files = scratch.chunk_files()
+    rounds = files.rounds
     end = _require_all_chunks(scratch, rounds)
     _require_current(directory, handle)
     totals = _count(scratch, end, rounds)
-    _require_enough_success(totals, max_error_rate)
+    _require_enough_success(totals, max_error_rate, rounds_left=_rounds_left(files))
     as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
     with OutputWriter(directory.output) as writer:
@@ -207,10 +213,18 @@ def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _To
     return totals
 
 
-def _require_enough_success(totals: _Totals, max_error_rate: float | None) -> None:
+def _require_enough_success(totals: _Totals, max_error_rate: float | None, *, rounds_left: bool) -> None:
     failure = too_many_failures(totals.failures, totals.records, max_error_rate)
-    if failure is not None:
-        raise TooManyFailedRecordsError(f"{failure}; for example: {totals.example}")
+    if failure is None:
+        return
+    retry_helps = rounds_left and too_many_failures(lasting(totals.failures), totals.records, max_error_rate) is None
+    said = f"{failure}; for example: {totals.example}"
+    raise TooManyFailedRecordsError(f"{said}; {MAY_BE_OVER}" if retry_helps else said, retry_helps=retry_helps)
+
+
+def _rounds_left(files: ChunkFiles) -> bool:
+    """Whether there are chunks that the next attempt makes again for their transient errors."""
+    return any(files.rounds[chunk] < MAX_ROUNDS for chunk in files.transient)
 
 
 def _output(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], *, as_lines: bool) -> Iterator[bytes]:

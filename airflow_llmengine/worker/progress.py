@@ -41,7 +41,7 @@ class Progress:
     records_open: int = 0
     """Finished, in chunks that are not committed yet, like the failures among them."""
     failures_open: Counter[str] = field(default_factory=Counter)
-    failed_elsewhere: int = 0
+    failures_elsewhere: Counter[str] = field(default_factory=Counter)
     """Failed records that other replicas tell of."""
     loading_seconds: float = 0.0
     generating_seconds: float = 0.0
@@ -60,7 +60,12 @@ class Progress:
     @property
     def failed_in_all(self) -> int:
         """Failed records of the job, as far as replicas have told."""
-        return self.failures_committed.total() + self.failures_open.total() + self.failed_elsewhere
+        return self.failures_committed.total() + self.failures_open.total() + self.failures_elsewhere.total()
+
+    @property
+    def failures_in_all(self) -> Counter[str]:
+        """The same by error type."""
+        return self.failures_committed + self.failures_open + self.failures_elsewhere
 
     def go_on_from(self, earlier: Heartbeat) -> None:
         """Take over what earlier attempts of this replica have committed."""

@@ -282,7 +282,7 @@ class Replica:
             self._stop.request(StopReason.ENGINE_DIED, str(error))
             return
         except StorageError as error:
-            self._stop.request(StopReason.STORAGE_UNREACHABLE, str(error))
+            self._stop.request(_storage_reason(error), str(error))
             return
         except Exception as error:
             # A defect of ours or of the engine costs this record, not the job. The text of an unknown exception may
@@ -292,8 +292,8 @@ class Replica:
             finished = self._elements.error(
                 RecordError(
                     type=RecordErrorType.INTERNAL,
-                    message=f"{record.location}: the engine failed with it ({type(error).__name__}); the worker's log at "
-                    "level DEBUG tells where",
+                    message=f"{record.location}: the engine failed with it ({type(error).__name__}); the worker's log "
+                    "at level DEBUG tells where",
                     index=record.index,
                     custom_id=record.custom_id,
                 ),
@@ -316,7 +316,7 @@ class Replica:
         try:
             await self._commit(results)
         except StorageError as error:
-            self._stop.request(StopReason.STORAGE_UNREACHABLE, str(error))
+            self._stop.request(_storage_reason(error), str(error))
 
     async def _commit(self, results: ChunkResults) -> None:
         """Commit a whole chunk, unless the job is no longer this generation's."""
@@ -405,3 +405,7 @@ class Replica:
                     time.sleep(0.01)
 
         await asyncio.to_thread(count)
+
+
+def _storage_reason(error: StorageError) -> StopReason:
+    return StopReason.STORAGE_UNREACHABLE if error.retry_helps else StopReason.STORAGE_REFUSED

@@ -13,6 +13,7 @@ from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.storage.errors import StorageDocumentError
 from airflow_llmengine.storage.job_directory import JobScratch
 from airflow_llmengine.worker.chunks import (
+    MAX_ROUNDS,
     TRANSIENT,
     Chunk,
     ChunkResults,
@@ -31,9 +32,6 @@ from airflow_llmengine.worker.schedule import is_own, outlook
 from airflow_llmengine.worker.timing import Timing
 
 logger = logging.getLogger(__name__)
-
-MAX_ROUNDS = 3
-"""How often a chunk is made again for its transient errors, each time by another attempt."""
 
 DEATHS_UNTIL_ALONE = 2
 """A chunk over which so many attempts died goes through the engine record by record."""

@@ -32,8 +32,10 @@ class StopReason(StrEnum):
     REPLACED = "replaced"
     FINISHED = "finished"
     TOO_MANY_FAILED_RECORDS = "too many failed records"
+    FAILING = "failing records"
     ENGINE_DIED = "engine died"
     STORAGE_UNREACHABLE = "storage unreachable"
+    STORAGE_REFUSED = "storage refused"
 
     @property
     def exit_code(self) -> ExitCode:
@@ -42,6 +44,7 @@ class StopReason(StrEnum):
             StopReason.TOO_MANY_FAILED_RECORDS: ExitCode.TOO_MANY_FAILED_RECORDS,
             StopReason.ENGINE_DIED: ExitCode.ENGINE_DIED,
             StopReason.STORAGE_UNREACHABLE: ExitCode.STORAGE_UNREACHABLE,
+            StopReason.STORAGE_REFUSED: ExitCode.BAD_REQUEST,
             StopReason.FINISHED: ExitCode.DONE,
         }.get(self, ExitCode.PARTIAL)
 

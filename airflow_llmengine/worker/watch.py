@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 
 from airflow_llmengine.spec.error_rate import exceeds_error_rate
 from airflow_llmengine.spec.job_state import JobHandle
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.worker.chunks import MAY_BE_OVER, lasting
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.stopping import Stop, StopReason
 from airflow_llmengine.worker.timing import Timing
@@ -119,9 +121,11 @@ class Watch:
         if self._max_error_rate is None or self._progress.replicas == 1:
             return
         beats = await asyncio.to_thread(self._scratch.read_heartbeats)
-        self._progress.failed_elsewhere = sum(
-            sum(beat.failures_committed.values()) for beat in beats if beat.replica != self._progress.replica
-        )
+        elsewhere: Counter[str] = Counter()
+        for beat in beats:
+            if beat.replica != self._progress.replica:
+                elsewhere.update(beat.failures_committed)
+        self._progress.failures_elsewhere = elsewhere
         self.check_error_rate()
 
     def read_is_current(self) -> bool:
@@ -151,8 +155,10 @@ class Watch:
         """Stop once more records have failed than ``max_error_rate`` allows."""
         rate, total = self._max_error_rate, self._progress.total
         failed = self._progress.failed_in_all
-        if rate is not None and total is not None and exceeds_error_rate(failed, total, rate):
-            self._stop.request(
-                StopReason.TOO_MANY_FAILED_RECORDS,
-                f"{failed} of {total} records have failed, more than max_error_rate {rate:g} allows",
-            )
+        if rate is None or total is None or not exceeds_error_rate(failed, total, rate):
+            return
+        said = f"{failed} of {total} records have failed, more than max_error_rate {rate:g} allows"
+        if exceeds_error_rate(lasting(self._progress.failures_in_all).total(), total, rate):
+            self._stop.request(StopReason.TOO_MANY_FAILED_RECORDS, said)
+        else:
+            self._stop.request(StopReason.FAILING, f"{said}; {MAY_BE_OVER}")

@@ -213,7 +213,7 @@ def test_a_document_that_is_not_what_it_should_be_is_an_error_that_names_it(
     with pytest.raises(StorageDocumentError) as caught:
         directory.read_current()
 
-    assert f"{directory.root}/current.json is not a valid CurrentJob document" in str(caught.value)
+    assert f"{directory.root}/current.json is damaged, or no file of this program" in str(caught.value)
     assert fault in str(caught.value)
     assert "secret" not in str(caught.value)
 
@@ -288,7 +288,7 @@ def test_a_broken_manifest_is_not_valid(local: Place, caplog: pytest.LogCaptureF
     directory.manifest.replace(whole[: len(whole) // 2])
 
     assert directory.valid_manifest() is None
-    assert "is not a valid Manifest document" in caplog.messages[-1]
+    assert "is damaged, or no file of this program" in caplog.messages[-1]
 
 
 def test_an_object_store_is_asked_and_the_output_not_read(s3: Place, s3_server: S3Server) -> None:
