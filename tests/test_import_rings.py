@@ -94,6 +94,7 @@ def test_the_block_keeps_airflow_out() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 def test_the_tests_of_spec_storage_and_worker_pass_without_airflow() -> None:
     folders = [str(ROOT / "tests" / name) for name in ("spec", "storage", "worker")]
     unmarked = "not (engine or slow or scheduler or kubernetes)"
