@@ -161,7 +161,8 @@ def _commits(run: Run) -> list[str]:
     """Nothing committed is ever replaced."""
     broken = []
     created: dict[str, Effect] = {}
-    for effect in list(run.world.effects):
+    effects = list(run.world.effects)
+    for effect in effects:
         kind = kind_of(effect.path)
         if effect.operation in ("delete", "delete_tree"):
             for path in [path for path in created if path == effect.path or path.startswith(f"{effect.path}/")]:
@@ -170,7 +171,7 @@ def _commits(run: Run) -> list[str]:
             continue
         elif effect.operation != "create":
             broken.append(f"{effect.attempt} made a {effect.operation} of {effect.path}, which is committed once")
-        elif effect.path in created and created[effect.path].ended < effect.began:
+        elif effect.path in created and not _may_be_gone(created[effect.path], effect, effects):
             broken.append(f"{effect.attempt} created {effect.path} over what {created[effect.path].attempt} created")
         else:
             created[effect.path] = effect
@@ -180,6 +181,17 @@ def _commits(run: Run) -> list[str]:
         if location.exists() and location.read_bytes() != effect.data:
             broken.append(f"{path} is not what {effect.attempt} created")
     return broken
+
+
+def _may_be_gone(first: Effect, second: Effect, effects: list[Effect]) -> bool:
+    """Whether what was created first may have been deleted when it was created again; a deletion takes its time."""
+    return first.ended >= second.began or any(
+        effect.operation in ("delete", "delete_tree")
+        and (first.path == effect.path or first.path.startswith(f"{effect.path}/"))
+        and first.began <= effect.ended
+        and effect.began <= second.ended
+        for effect in effects
+    )
 
 
 def _generations(run: Run) -> list[str]:

@@ -344,11 +344,11 @@ class _PlanMaker:
             new_series=chance.random() < 0.2,
             regenerate=chance.random() < 0.15,
             event=event,
-            launcher=self._attempt(0, records, quiet=0.85),
-            collector=self._attempt(0, records, quiet=0.7),
+            launcher=self._attempt(0, records, quiet=0.8),
+            collector=self._attempt(0, records, quiet=0.5),
         )
 
-    def _attempt(self, replica: int, records: int, *, quiet: float = 0.35) -> AttemptPlan:
+    def _attempt(self, replica: int, records: int, *, quiet: float = 0.25) -> AttemptPlan:
         chance = self._chance
         if chance.random() < quiet:
             return AttemptPlan(replica)
@@ -361,7 +361,7 @@ class _PlanMaker:
                 grace_seconds=chance.choice([0.1, 1.0, 5.0]),
                 wakes_after=chance.choice([0.1, 0.7, 1.5, None]),
             )
-        faults = [self._storage_fault() for _ in range(chance.choice([0, 0, 1, 1, 2, 4]))]
+        faults = [self._storage_fault() for _ in range(chance.choice([0, 1, 1, 2, 3, 5]))]
         jump = None
         if chance.random() < 0.1:
             jump = (round(chance.uniform(0, 0.5), 2), float(chance.choice([-36000, -3600, -90, 90, 3600, 36000])))
@@ -386,17 +386,17 @@ class _PlanMaker:
 
     def _storage_fault(self) -> StorageFault:
         chance = self._chance
-        operation, files = chance.choice(_PLACES)
         kind: StorageFaultKind = chance.choices(_KINDS, weights=_WEIGHTS)[0]
+        only_writes = kind in ("torn write", "answer lost", "disk full")
+        operation, files = chance.choice(_WRITES if only_writes else _PLACES)
         times = chance.choice([1, 1, 2, 3, 5, 20])
         if kind in ("io error", "denied", "disk full"):
             times = chance.choice([1, 1, 3, MANY])
         elif kind in ("torn write", "answer lost"):
             # An answer that is lost as often as the call is tried again is lost for good.
             times = chance.choice([1, 1, 5])
-        if kind in ("torn write", "answer lost", "disk full") and operation not in ("create", "replace", "write"):
-            kind = "503"
-        return StorageFault(operation, chance.choice(files), kind, nth=chance.choice([0, 0, 1, 2, 5, 12]), times=times)
+        nth = chance.choice([0, 0, 0, 1, 2, 4, 8, 16])
+        return StorageFault(operation, chance.choice(files), kind, nth=nth, times=times)
 
     def _kill_everything(self, stage: Stage, records: int) -> Stage:
         """SIGKILL for each attempt of a stage, as when a machine or a whole cluster goes."""
@@ -420,6 +420,7 @@ _PLACES: Sequence[tuple[Operation, Sequence[FileKind]]] = (
     ("probe", ("any",)),
     ("any", ("any",)),
 )
+_WRITES = tuple(place for place in _PLACES if place[0] in ("create", "replace", "write"))
 _ENGINE_KINDS: Sequence[EngineFaultKind] = ("kills engine", "kills process", "internal", "slow")
 _END_KINDS: Sequence[EndKind] = ("SIGTERM", "SIGKILL", "freeze")
 _KINDS: Sequence[StorageFaultKind] = (
@@ -432,4 +433,4 @@ _KINDS: Sequence[StorageFaultKind] = (
     "torn write",
     "answer lost",
 )
-_WEIGHTS = (5, 3, 1, 1, 1, 3, 2, 3)
+_WEIGHTS = (5, 3, 2, 1, 2, 3, 3, 5)
