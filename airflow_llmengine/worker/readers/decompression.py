@@ -216,6 +216,11 @@ class _ZstdSource:
         try:
             self._plain = memoryview(self._frame.decompress(fed))
         except zstandard.ZstdError as error:
+            if "memory" in str(error):
+                raise InputInvalidError(
+                    f"{self._name} needs more memory to be decompressed than the 128 MiB that it may have: compress it "
+                    "with zstd without --long, or with --long=27."
+                ) from error
             raise _damaged(self._name, "zstd") from error
         if self._frame.eof:
             # A view, not a copy: a file may be made of nothing but tiny frames.

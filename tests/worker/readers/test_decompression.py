@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+import zstandard
 
 from airflow_llmengine.worker.readers import InputCutError, InputInvalidError
 from airflow_llmengine.worker.readers.decompression import UTF8_BOM, PlainFile
@@ -148,3 +149,16 @@ def test_closing_closes_the_stored_file() -> None:
     with PlainFile(stored, "x.json") as file:
         file.read(10)
     assert stored.closed
+
+
+def test_a_zstd_file_of_a_huge_window_says_so() -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=31)
+    compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = compressor.compress(b"a" * 1000) + compressor.flush()
+    with pytest.raises(InputInvalidError, match="more memory to be decompressed than the 128 MiB"):
+        PlainFile(io.BytesIO(data), "x").read(10)
+
+
+def test_a_file_of_nothing_but_tiny_frames_is_read_to_its_end() -> None:
+    frames = b"".join(zstd(b"%d," % number) for number in range(5_000))
+    assert plain(frames, stored_block=1000) == b"".join(b"%d," % number for number in range(5_000))
