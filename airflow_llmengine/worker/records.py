@@ -46,3 +46,5 @@ class Record:
     custom_id: str | None = None
     is_batch_line: bool = False
     """Whether it came as a line of an OpenAI batch file, and is answered as one."""
+    size: int = 0
+    """Bytes it took in the input."""

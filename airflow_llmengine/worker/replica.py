@@ -39,6 +39,9 @@ NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED)
 AT_ONCE = (*NOTHING_TO_SAVE, StopReason.ENGINE_DIED, StopReason.CANCELLED, StopReason.REPLACED)
 """Reasons to stop for which the records in flight are not waited for."""
 
+BYTES_IN_FLIGHT = 256 * 1024 * 1024
+"""Of records in the engine, as they stood in the input; a record that alone is more goes alone."""
+
 PENDING_COMMITS = 8
 """Chunks that may wait for a slow storage before no more records are admitted."""
 
@@ -90,6 +93,7 @@ class Replica:
         self._open: dict[int, ChunkResults] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
+        self._bytes_in_flight = 0
         self._room = asyncio.Event()
         self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._counting = False
@@ -239,9 +243,11 @@ class Replica:
         return following.result() if following.done() and not following.cancelled() else None
 
     async def _wait_for_room(self, window: int) -> None:
-        while (
-            len(self._in_flight) >= window or len(self._commits) >= PENDING_COMMITS
-        ) and not self._stop.is_requested():
+        while not self._stop.is_requested() and (
+            len(self._in_flight) >= window
+            or self._bytes_in_flight >= BYTES_IN_FLIGHT
+            or len(self._commits) >= PENDING_COMMITS
+        ):
             self._room.clear()
             room = asyncio.create_task(self._room.wait())
             stopped = asyncio.create_task(self._stop.wait())
@@ -252,11 +258,14 @@ class Replica:
     def _admit(self, record: Record, work: ChunkWork) -> None:
         task = asyncio.create_task(self._complete(record, work))
         self._in_flight.add(task)
-        task.add_done_callback(self._left)
+        self._bytes_in_flight += record.size
 
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._in_flight.discard(task)
-        self._room.set()
+        def left(task: asyncio.Task[None]) -> None:
+            self._in_flight.discard(task)
+            self._bytes_in_flight -= record.size
+            self._room.set()
+
+        task.add_done_callback(left)
 
     async def _complete(self, record: Record, work: ChunkWork) -> None:
         started = time.monotonic()

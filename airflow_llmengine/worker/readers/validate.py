@@ -65,7 +65,7 @@ def to_record(
             return _batch_record(raw, request)
         if not isinstance(raw.value, dict):
             raise _invalid(f"a record must be an object, not {_kind(raw.value)}")
-        return Record(raw.index, raw.location, _validated(raw.value, _model_of(raw.value), request))
+        return Record(raw.index, raw.location, _validated(raw.value, _model_of(raw.value), request), size=raw.size)
     except _RefusedError as refused:
         return RecordError(
             type=refused.error_type,
@@ -95,7 +95,7 @@ def _prompt_record(raw: RawRecord, content: CreateBatchCompletionsV1RequestConte
         raise _invalid(f"a prompt must be a string, not {_kind(raw.value)}")
     if not raw.value:
         raise _RefusedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
-    return Record(raw.index, raw.location, PromptRecord(raw.value, content))
+    return Record(raw.index, raw.location, PromptRecord(raw.value, content), size=raw.size)
 
 
 def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> Record:
@@ -112,7 +112,7 @@ def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> R
     except ValidationError as error:
         raise _RefusedError(*record_error_of(error, BatchLine)) from None
     body = _validated(line.body, line.body_model, request, prefix="body.")
-    return Record(raw.index, raw.location, body, custom_id=line.custom_id, is_batch_line=True)
+    return Record(raw.index, raw.location, body, custom_id=line.custom_id, is_batch_line=True, size=raw.size)
 
 
 def _model_of(value: dict[str, Any]) -> type[CompletionV2Request | ChatCompletionV2Request]:
