@@ -281,7 +281,7 @@ class _PlanMaker:
         bad: frozenset[int] = frozenset()
         if input_format in ("lines", "array", "batch lines") and records > 1 and chance.random() < 0.4:
             bad = frozenset(chance.sample(range(records), chance.randint(1, max(1, records // 5))))
-        stages = [self._stage(records) for _ in range(chance.choice([1, 1, 2, 2, 3, 4]))]
+        stages = [self._stage(records, number) for number in range(chance.choice([1, 1, 2, 2, 3, 4]))]
         if chance.random() < 0.1:
             stages = [self._kill_everything(stage, records) for stage in stages]
         return Plan(
@@ -324,8 +324,10 @@ class _PlanMaker:
             for fault in faults
         )
 
-    def _stage(self, records: int) -> Stage:
+    def _stage(self, records: int, number: int) -> Stage:
         chance = self._chance
+        # An earlier stage may have done the job; then only a new generation has anything to do.
+        regenerate = chance.random() < (0.5 if number else 0.1)
         replicas = chance.choice([1, 1, 1, 2, 2, 3, 4])
         attempts = [self._attempt(replica, records) for replica in range(replicas)]
         if replicas > 1 and chance.random() < 0.15:
@@ -341,8 +343,8 @@ class _PlanMaker:
             replicas=replicas,
             attempts=tuple(attempts),
             launched=replicas > 1 and chance.random() < 0.7,
-            new_series=chance.random() < 0.2,
-            regenerate=chance.random() < 0.15,
+            new_series=regenerate or chance.random() < 0.2,
+            regenerate=regenerate,
             event=event,
             launcher=self._attempt(0, records, quiet=0.8),
             collector=self._attempt(0, records, quiet=0.5),
