@@ -167,6 +167,21 @@ def test_a_kill_at_each_step_of_a_small_job(tmp_path: Path, kind: TriggerKind) -
     assert 40 < call < 199
 
 
+def test_a_kill_at_each_step_at_which_a_new_output_takes_the_old_ones_place(tmp_path: Path) -> None:
+    """At no moment does the old manifest stand beside the new output."""
+    small = replace(JOB, records=4, chunk_records=4, seconds_per_record=0.0)
+    for call in range(30, 200):
+        # Its clock is another, so that the new output's bytes are others than the old one's.
+        killed = AttemptPlan(0, process=ProcessFault("SIGKILL", Trigger("after call", call)), clock_offset=100.0)
+        again = Stage(1, (killed,), launched=False, new_series=True, regenerate=True)
+        run = run_whole(
+            replace(small, stages=(Stage(1, (AttemptPlan(0),), launched=False), again)), tmp_path / str(call)
+        )
+        if not run.world.kills:
+            break
+    assert 31 < call < 199
+
+
 def test_a_record_that_kills_every_process_is_found_out(tmp_path: Path) -> None:
     plan = replace(JOB, engine=(EngineFault(17, "kills process", MANY),), last_replicas=1)
     run = run_whole(plan, tmp_path)
