@@ -55,6 +55,8 @@ class ChunkHeader(StateDocument):
     records: NonNegativeInt
     failures: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Failed records by error type."""
+    final: list[NonNegativeInt] = Field(default_factory=list)
+    """Records whose error is not to be tried again though it is of a kind that may be over."""
     prompt_tokens: NonNegativeInt = 0
     completion_tokens: NonNegativeInt = 0
 
@@ -76,6 +78,13 @@ class Finished:
     error_type: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    final: bool = False
+    """Whether the record is not to be tried again, whatever kind its error is of."""
+
+    @property
+    def may_be_over(self) -> bool:
+        """Whether it is an error that trying again may mend."""
+        return self.error_type in TRANSIENT and not self.final
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ class ChunkResults:
     @property
     def transient(self) -> bool:
         """Whether there are errors that trying again may mend."""
-        return not TRANSIENT.isdisjoint(self.failures)
+        return any(result.may_be_over for result in {**self.standing, **self.finished}.values())
 
     def encode(self) -> bytes:
         """The file of the whole chunk."""
@@ -182,6 +191,11 @@ def encode_results(number: int, first: int, results: Sequence[Finished], indices
         first=first,
         records=len(results),
         failures=dict(Counter(result.error_type for result in results if result.error_type is not None)),
+        final=[
+            index
+            for index, result in zip(indices or range(first, first + len(results)), results, strict=True)
+            if result.final
+        ],
         prompt_tokens=sum(result.prompt_tokens for result in results),
         completion_tokens=sum(result.completion_tokens for result in results),
     )
@@ -218,16 +232,20 @@ def restore_part(data: bytes) -> dict[int, Finished]:
     indices = header.indices
     if indices is None or len(indices) != len(elements) or any(a >= b for a, b in pairwise(indices)):
         raise ValueError(f"a part of chunk {header.chunk} does not name its records")
-    return {index: _finished(element) for index, element in zip(indices, elements, strict=True)}
+    return {
+        index: _finished(element, final=index in header.final) for index, element in zip(indices, elements, strict=True)
+    }
 
 
 def restore_chunk(data: bytes) -> dict[int, Finished]:
     """All records of a whole chunk, by index."""
     header, elements = decode_results(data)
-    return {header.first + place: _finished(element) for place, element in enumerate(elements)}
+    return {
+        index: _finished(element, final=index in header.final) for index, element in enumerate(elements, header.first)
+    }
 
 
-def _finished(element: bytes) -> Finished:
+def _finished(element: bytes, *, final: bool) -> Finished:
     """Count an element again that was read back."""
     try:
         value = json.loads(element)
@@ -245,4 +263,5 @@ def _finished(element: bytes) -> Finished:
         error_type=error_type if isinstance(error_type, str) else None,
         prompt_tokens=_count_or(usage.get("prompt_tokens"), _count_or(body.get("num_prompt_tokens"), 0)),
         completion_tokens=_count_or(usage.get("completion_tokens"), _count_or(body.get("num_completion_tokens"), 0)),
+        final=final,
     )

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
@@ -272,6 +272,8 @@ class Replica:
         results = work.results
 
         async def note_alone() -> None:
+            # If the process dies of it, what was finished until then, and who was found out, must be known.
+            await self._save_part(results)
             await asyncio.to_thread(self._share.note_alone, results.number, record.index)
 
         try:
@@ -287,6 +289,9 @@ class Replica:
                 ),
                 is_batch_line=record.is_batch_line,
             )
+            if error.error_type is RecordErrorType.ENGINE_CRASH and results.round_number:
+                # Twice found out is enough: it takes an engine each time.
+                finished = replace(finished, final=True)
         except EngineDiedError as error:
             self._stop.request(StopReason.ENGINE_DIED, str(error))
             return
@@ -377,12 +382,16 @@ class Replica:
                     # With the earlier results where there are no new ones: this round is not tried a second time.
                     await self._commit(results)
                 continue
-            part = results.encode_part()
-            if part is not None:
-                indices = set(results.finished)
-                await asyncio.to_thread(self._scratch.commit_part, results.number, part)
-                results.saved |= indices
+            await self._save_part(results)
         logger.info("saved what was finished of %d open chunks", len(self._open))
+
+    async def _save_part(self, results: ChunkResults) -> None:
+        """Keep what is finished of one open chunk; nothing happens if there is nothing new."""
+        part = None if results.round_number else results.encode_part()
+        if part is not None:
+            indices = set(results.finished)
+            await asyncio.to_thread(self._scratch.commit_part, results.number, part)
+            results.saved |= indices
 
     async def _watch_deadline(self) -> None:
         """End admission early enough that the records in flight can finish before the deadline."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_llmengine.spec.job_state import InputEnd, PinnedInput
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -14,7 +14,6 @@ from airflow_llmengine.storage.errors import StorageDocumentError
 from airflow_llmengine.storage.job_directory import JobScratch
 from airflow_llmengine.worker.chunks import (
     MAX_ROUNDS,
-    TRANSIENT,
     Chunk,
     ChunkResults,
     Finished,
@@ -268,11 +267,12 @@ class Share:
                     index=record.index,
                     custom_id=record.custom_id,
                 )
-                self._fail(results, error, is_line=record.is_batch_line)
+                # Trying it again would cost a whole attempt, and perhaps the last one.
+                self._fail(results, error, is_line=record.is_batch_line, final=True)
         return [record for record in todo if record.index != suspect]
 
-    def _fail(self, results: ChunkResults, error: RecordError, *, is_line: bool) -> None:
-        failed = self._elements.error(error, is_batch_line=is_line)
+    def _fail(self, results: ChunkResults, error: RecordError, *, is_line: bool, final: bool = False) -> None:
+        failed = replace(self._elements.error(error, is_batch_line=is_line), final=final)
         results.finished[error.index] = failed
         self._progress.count(failed)
 
@@ -287,7 +287,7 @@ class Share:
             raise StorageDocumentError(
                 f"{self._scratch.chunk_url(chunk.number, before)} is damaged ({error}); delete it and run the job again"
             ) from error
-        kept = {index: result for index, result in standing.items() if result.error_type not in TRANSIENT}
+        kept = {index: result for index, result in standing.items() if not result.may_be_over}
         results = self._results(chunk, kept, before + 1)
         results.standing = standing
         self._progress.replaces(results)
@@ -317,7 +317,7 @@ class Share:
             # The first that was saved counts, as with chunks. Other errors that may be over are not worth keeping, but
             # it took three engines to find a record that brings them down.
             for index, result in part.items():
-                if result.error_type not in TRANSIENT or result.error_type == RecordErrorType.ENGINE_CRASH:
+                if not result.may_be_over or result.error_type == RecordErrorType.ENGINE_CRASH:
                     finished.setdefault(index, result)
         return finished
 

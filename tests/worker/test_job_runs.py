@@ -432,3 +432,27 @@ def test_another_worker_with_the_weights_replaced_is_refused(tmp_path: Path) -> 
     done = job.run("--series", "s")
     assert done.returncode == ExitCode.BAD_REQUEST
     assert "sha256:other" in done.stderr
+
+
+@pytest.mark.slow
+def test_several_records_that_kill_the_whole_worker_are_found_out_one_after_the_other(tmp_path: Path) -> None:
+    """Each costs an attempt; what was found out and finished is not lost with the next."""
+    prompts = [f"row {index}" for index in range(12)]
+    prompts[3] = prompts[8] = prompts[10] = "llmengine-echo:kill"
+    job = Job(tmp_path, prompts)
+    codes = []
+    while not job.output.exists() and len(codes) < 9:
+        codes.append(job.run("--series", "one", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01").returncode)
+    assert codes == [-9] * 5 + [0]
+    assert [index for index, result in enumerate(job.results()) if "error" in result] == [3, 8, 10]
+    assert max(job.generations().values()) <= 3, "alone, each is generated once"
+
+
+@pytest.mark.slow
+def test_a_record_that_killed_the_worker_is_not_tried_again(tmp_path: Path) -> None:
+    job = Job(tmp_path, [f"row {index}" for index in range(5)] + ["llmengine-echo:kill"])
+    replicas = ("--series", "one", "--replica", "0", "--replicas", "2")
+    codes = [job.run(*replicas, LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01").returncode for _attempt in range(6)]
+    assert codes == [-9] * 3 + [0] * 3
+    collected = job.run("--max-error-rate", "0.1", command="collect")
+    assert collected.returncode == ExitCode.TOO_MANY_FAILED_RECORDS, "a retry would not help"
