@@ -17,6 +17,7 @@ from airflow_llmengine.operators.request_arguments import (
     has_template,
     protect,
     refuse_early,
+    refuse_misspelt,
     unwrap,
 )
 
@@ -91,6 +92,7 @@ class BatchTaskMixin(BaseOperator):
     @classmethod
     def partial(cls, **kwargs: Any) -> VerbatimPartial:
         """Begin a dynamic task mapping: the arguments that all mapped tasks share."""
+        refuse_misspelt(cls, kwargs)
         return VerbatimPartial.of(super().partial(**gather(kwargs)))
 
     def __init__(
@@ -120,6 +122,7 @@ class BatchTaskMixin(BaseOperator):
         multiple_outputs: bool = True,
         **kwargs: Any,
     ) -> None:
+        refuse_misspelt(type(self), kwargs)
         # The pod operator means by do_xcom_push a container beside the worker's, which is not used.
         super().__init__(do_xcom_push=False, multiple_outputs=multiple_outputs, **kwargs)
         self.do_xcom_push = do_xcom_push

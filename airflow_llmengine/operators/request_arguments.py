@@ -8,6 +8,8 @@ fields nor in the serialized form of the DAG.
 
 from __future__ import annotations
 
+import difflib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from airflow.sdk.definitions._internal.mixins import ResolveMixin
 from airflow_llmengine.exceptions import RequestRefusedError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperator, Context
 
     from airflow_llmengine.spec.validation import Refusal
 
@@ -39,6 +41,9 @@ REQUEST_FIELDS = (
     "nodes_per_worker",
 )
 """The contract's fields, in the order in which a person reads them."""
+
+TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate")
+"""What a task says about its attempts, beside the fields."""
 
 _JINJA = ("{{", "{%", "{#")
 
@@ -84,6 +89,34 @@ class Verbatim(ResolveMixin):
 
 class GatheredRequest(dict[str, Any]):
     """Fields that ``partial()`` was given: a mapped task lays its own over them."""
+
+
+def refuse_misspelt(operator: type[BaseOperator], names: Iterable[str]) -> None:
+    """Refuse arguments that nobody takes and that are nearly a field's name; Airflow's own complaint names no other.
+
+    Args:
+        operator: The operator that they are meant for.
+        names: The arguments.
+
+    Raises:
+        RequestRefusedError: One of them is misspelt.
+    """
+    unknown = sorted(set(names) - known_arguments(operator))
+    for name in unknown:
+        near = difflib.get_close_matches(name, (*REQUEST_FIELDS, *TASK_ARGUMENTS), 1, cutoff=0.8)
+        if near:
+            raise RequestRefusedError(f"{name}: unknown argument; did you mean {near[0]}?")
+
+
+def known_arguments(operator: type[BaseOperator]) -> set[str]:
+    """What the constructors of an operator and of those behind it take by name."""
+    return {
+        name
+        for base in operator.__mro__
+        if "__init__" in vars(base)
+        for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
 
 
 def has_template(value: Any) -> bool:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import attrs
 from airflow.sdk import TaskGroup
 
+from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.operators.collect_replicas import LLMEngineCollectOperator
 from airflow_llmengine.operators.plan_replicas import LLMEnginePlanOperator
 from airflow_llmengine.operators.replica_launch import JOB_KEY
-from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS
+from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, known_arguments, refuse_misspelt
 from airflow_llmengine.operators.run_replica import LLMEngineReplicaOperator
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id, **_taken(kwargs, _OF_GROUP))
+        self._refuse_unknown(kwargs)
         # What is not given is not passed on, so that default_args may give it.
         shared = {
             "dag": self.dag,
@@ -120,6 +122,17 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             **shared,
         )
         replicas >> collect
+
+    def _refuse_unknown(self, arguments: Mapping[str, Any]) -> None:
+        refuse_misspelt(self.replica_operator, arguments)
+        unknown = sorted(arguments.keys() - known_arguments(self.replica_operator))
+        if unknown:
+            raise RequestRefusedError(
+                f"{', '.join(unknown)}: unknown to the group and to its replicas, which are KubernetesPodOperators: "
+                "leave it out."
+            )
+        if "task_id" in arguments:
+            raise RequestRefusedError("task_id: the group names its tasks itself; give group_id.")
 
     @property
     def output(self) -> PlainXComArg:

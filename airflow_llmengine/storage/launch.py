@@ -213,8 +213,12 @@ def _refuse_foreign_output(
             (handle.fingerprint, handle.generation) == (current.fingerprint, current.generation)
             for handle in directory.scratches()
         )
+        if not unfinished and current is not None:
+            raise LaunchRefusedError(
+                f"{url} was changed, or lost its manifest, since a job of {current.owner} wrote it: {how}."
+            )
         if not unfinished:
-            raise LaunchRefusedError(f"{url} exists, and no job of this plugin wrote it as it stands: {how}.")
+            raise LaunchRefusedError(f"{url} exists, and no job of this plugin wrote it: {how}.")
     holder = current.owner if current is not None else manifest.owner if manifest is not None else owner
     if holder != owner:
         raise LaunchRefusedError(f"{url} belongs to {holder}, not to {owner}: {how}.")

@@ -71,6 +71,11 @@ class JobStatus:
             f"job        {self.handle.fingerprint}, generation {self.handle.generation}"
             + (f", of {self.job.owner}" if self.job else ""),
         ]
+        if self.job is None and not self.heartbeats:
+            lines = [
+                "stopped    nothing of the job is left but its name: its output or its manifest was changed or deleted",
+                lines[1],
+            ]
         if self.job is not None:
             lines.append(f"deadline   {_when(self.job.deadline)}")
         if self.cancelled is not None:

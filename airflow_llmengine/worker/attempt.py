@@ -295,14 +295,17 @@ def join_job(
     expected = fingerprint(request, input_identity=input_identity, engine=engine)
     current = directory.read_current()
     if current is None:
-        raise JobMismatchError(
-            f"no job was launched for {request.output_data_path}: launch it first, or run without --launched"
-        )
+        raise JobMismatchError(f"no job was launched for {request.output_data_path}: launch it first")
     if current.fingerprint != expected:
         raise JobMismatchError(
             f"the job launched for {request.output_data_path} is {current.fingerprint}, and the request given here "
             f"makes {expected}: its input was replaced since, or another job was launched for the same output; "
             "launch it again"
+        )
+    if generation is not None and generation > current.generation:
+        raise JobMismatchError(
+            f"generation {generation} of {request.output_data_path} was never launched; {current.generation} is the "
+            "current one"
         )
     if generation is not None and current.generation != generation:
         raise JobMismatchError(

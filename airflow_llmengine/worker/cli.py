@@ -53,11 +53,12 @@ EXIT_CODES_HELP = """\
 exit codes:
    0  done
   64  bad request: the request, or the input as a whole, can't be run
-  65  too many failed records: all of them, or more than --max-error-rate
+  65  too many failed records: all of them, or more than --max-error-rate; trying again does not help
   69  the engine could not be started, or died; what was finished is kept
   70  a defect of this program; what was finished is kept
   74  storage could not be reached; what was committed is kept
-  75  stopped early (deadline, cancel, SIGTERM); what was finished is kept
+  75  stopped early (deadline, cancel, SIGTERM), or records failed for reasons that may be over: run it again to go on;
+      what was finished is kept
 """
 
 
@@ -69,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--replica {options.replica} is not one of --replicas {options.replicas}: they count from 0")
     if getattr(options, "generation", None) is not None and not options.launched:
         parser.error("--generation names a job that was launched: give --launched too")
+    if getattr(options, "replicas", 1) > 1 and options.if_done == "regenerate" and not options.series:
+        parser.error("--if-done regenerate with several --replicas: give all of them one --series, or each begins anew")
     if options.log_format not in LOG_FORMATS:
         parser.error(f"LLMENGINE_LOG_FORMAT is {options.log_format!r}: it may be {' or '.join(LOG_FORMATS)}")
     configure_logs(options.log_format, verbose=options.verbose)
@@ -330,7 +333,7 @@ def _add_run(commands: Any) -> None:
 
         example:
           llmengine-batch run request.json
-          llmengine-batch run request.json --replica 0 --replicas 2    (and 1 of 2 elsewhere, then collect)
+          llmengine-batch run request.json --series july --replica 0 --replicas 2   (and 1 of 2 elsewhere, then collect)
         """,
     )
     _add_job_arguments(sub)
@@ -412,8 +415,8 @@ def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
         "--max-error-rate",
         type=_rate,
         metavar="RATE",
-        help="fail the job when more than this share of its records failed, 0 to 1; by default only a job whose every "
-        "record failed is a failed job",
+        help="fail the job when more than this share of its records failed, 0 to 1; a job whose every record failed is "
+        "a failed job at any rate",
     )
     sub.add_argument(
         "--generation",

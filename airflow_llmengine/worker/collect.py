@@ -15,6 +15,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
 from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, JobScratch
 from airflow_llmengine.storage.output import OutputWriter
+from airflow_llmengine.storage.status import is_alive
 from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
@@ -140,7 +141,25 @@ def _collect(
     )
     directory.write_manifest(manifest)
     scratch.delete()
+    _tidy(directory, handle)
     return manifest
+
+
+def _tidy(directory: JobDirectory, handle: JobHandle) -> None:
+    """Delete what earlier generations of the same job left, and tell of what other jobs did."""
+    others = []
+    for left in directory.scratches():
+        if left.fingerprint == handle.fingerprint and left.generation < handle.generation:
+            directory.scratch(left).delete()
+        elif left != handle:
+            others.append(left.scratch_name)
+    if others:
+        logger.info(
+            "beside the output stands what other jobs had finished for the same path (%s): llmengine-batch clean %s "
+            "deletes it",
+            ", ".join(others),
+            handle.path,
+        )
 
 
 def _engine_version(model: PinnedModel | None) -> str | None:
@@ -169,10 +188,16 @@ def _require_all_chunks(scratch: JobScratch, rounds: Mapping[int, int]) -> Input
         named = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in missing[:5])
         more = "" if len(missing) <= 5 else f" and {len(missing) - 5} more ranges"
         count = sum(last - first + 1 for first, last in missing)
-        raise JobIncompleteError(
-            f"{count} of {end.chunks} chunks are not done ({named}{more}); run the job again to go on from there"
-        )
+        raise JobIncompleteError(f"{count} of {end.chunks} chunks are not done ({named}{more}); {_remedy(scratch)}")
     return end
+
+
+def _remedy(scratch: JobScratch) -> str:
+    """What to do about chunks that are missing."""
+    alive = [str(beat.replica) for beat in scratch.read_heartbeats() if is_alive(beat, time.time())]
+    if alive:
+        return f"wait for replicas that are at work ({', '.join(alive[:8])}{', ...' if len(alive) > 8 else ''})"
+    return "run the job again to go on from there"
 
 
 def _chunks(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> Iterator[tuple[ChunkHeader, list[bytes]]]:

@@ -33,7 +33,7 @@ FLUSH_SECONDS = 10.0
 LATENCY_SAMPLES = 256
 """The slowest of so many latest records tells how long before the deadline admission ends."""
 
-NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED)
+NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED, StopReason.FILES_GONE)
 """Reasons to stop after which nobody will ask for what this attempt has done."""
 
 AT_ONCE = (*NOTHING_TO_SAVE, StopReason.ENGINE_DIED, StopReason.CANCELLED, StopReason.REPLACED)
@@ -344,7 +344,6 @@ class Replica:
 
         first = await asyncio.to_thread(commit)
         if first is None:
-            self._watch.stop_as_superseded()
             return
         self._progress.commit(results, first=first)
         self._share.committed(results)

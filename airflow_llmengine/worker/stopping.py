@@ -21,6 +21,9 @@ LAST_WORDS_SECONDS = 3.0
 """How long a process that is ended with nothing to save may take to say so."""
 
 
+STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 class StopReason(StrEnum):
     """Why a worker stops before everything is done."""
 
@@ -31,6 +34,7 @@ class StopReason(StrEnum):
     SUPERSEDED = "superseded"
     REPLACED = "replaced"
     FINISHED = "finished"
+    FILES_GONE = "files gone"
     TOO_MANY_FAILED_RECORDS = "too many failed records"
     FAILING = "failing records"
     ENGINE_DIED = "engine died"
@@ -170,7 +174,7 @@ def end_process(exit_code: ExitCode) -> None:
 
 
 def watch_signals(stop: Stop, grace_seconds: float) -> None:
-    """Turn SIGTERM and SIGINT into a stop, in a thread of its own: the main thread may be busy loading a model.
+    """Turn SIGTERM, SIGINT and SIGHUP into a stop, in a thread of its own: the main thread may be busy loading a model.
 
     Args:
         stop: The switch.
@@ -180,13 +184,13 @@ def watch_signals(stop: Stop, grace_seconds: float) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     # The handlers only have to exist: it is the byte in the pipe that is acted on.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPPING_SIGNALS:
         signal.signal(number, lambda _number, _frame: None)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
     def watch() -> None:
         while data := os.read(reader, 1):
-            if data[0] in (signal.SIGTERM, signal.SIGINT):
+            if data[0] in STOPPING_SIGNALS:
                 stop.request(
                     StopReason.TERMINATED,
                     f"got {signal.Signals(data[0]).name}; what is finished is kept",

@@ -129,27 +129,27 @@ class Watch:
         self.check_error_rate()
 
     def read_is_current(self) -> bool:
-        """Whether this generation may still commit. Blocking."""
+        """Whether this generation may still commit; stops if not. Blocking."""
         current = self._directory.read_current()
-        return current is not None and (current.fingerprint, current.generation) == (
-            self._handle.fingerprint,
-            self._handle.generation,
-        )
-
-    def stop_as_superseded(self) -> None:
-        """Stop: another generation has taken the output over."""
-        self._stop.request(
-            StopReason.SUPERSEDED,
-            f"generation {self._handle.generation} of this job is no longer the current one of {self._handle.path}: "
-            "another launch took over",
-        )
+        if current is None:
+            self._stop.request(
+                StopReason.FILES_GONE,
+                f"the files of the job of {self._handle.path} are gone (its current.json is not there): somebody "
+                "deleted them while it ran; run it again",
+            )
+        elif (current.fingerprint, current.generation) != (self._handle.fingerprint, self._handle.generation):
+            self._stop.request(
+                StopReason.SUPERSEDED,
+                f"generation {self._handle.generation} of this job is no longer the current one of "
+                f"{self._handle.path}: another launch took over",
+            )
+        else:
+            return True
+        return False
 
     async def is_current(self) -> bool:
-        """Whether this generation may still commit; stops if not."""
-        current = await asyncio.to_thread(self.read_is_current)
-        if not current:
-            self.stop_as_superseded()
-        return current
+        """The same, without blocking."""
+        return await asyncio.to_thread(self.read_is_current)
 
     def check_error_rate(self) -> None:
         """Stop once more records have failed than ``max_error_rate`` allows."""

@@ -17,6 +17,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
 from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, Verbatim, unwrap
+from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from tests.airflow.operators_in_tests import task_context
 
@@ -101,15 +102,15 @@ def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(arguments: dict[s
 
 
 def test_a_misspelt_field_names_the_nearest() -> None:
-    """Case 13; a misspelt argument of the operator is Airflow's own error."""
+    """Case 13."""
     wrong = {"output_data_path": "x", "input_data_path": "y", "model_config": MODEL, "max_runtime_secs": 60}
     with pytest.raises(RequestRefusedError, match=r"max_runtime_secs: .*did you mean max_runtime_sec"):
         LLMEngineBatchCompletionsOperator(task_id="job", request=wrong)
     content = {**CONTENT, "stop_sequence": ["x"]}
     with pytest.raises(RequestRefusedError, match=r"content\.stop_sequence: .*stop_sequences"):
         operator(input_data_path=None, content=content)
-    with pytest.raises(TypeError, match="max_runtime_secs"):
-        operator(max_runtime_secs=60)
+    with pytest.raises(TypeError, match="no_such_thing"):
+        operator(no_such_thing=60)
 
 
 def test_all_faults_are_told_at_once_and_none_quotes_a_prompt() -> None:
@@ -426,3 +427,25 @@ def test_another_pod_operator_takes_one_line() -> None:
     assert unwrap(job.request)["input_data_path"] == "in"
     assert {"request", "cluster_name", "image"} <= set(EksBatchCompletionsOperator.template_fields)
     assert EksBatchCompletionsOperator.template_fields_renderers["request"] == "json"
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [("max_runtime_secs", "max_runtime_sec"), ("input_data_paths", "input_data_path"), ("overwite", "overwrite")],
+)
+def test_a_misspelt_argument_is_told_with_the_right_one(argument: str, meant: str) -> None:
+    """Case 13, in a DAG."""
+    with pytest.raises(RequestRefusedError, match=f"{argument}: unknown argument; did you mean {meant}?"):
+        LLMEngineBatchCompletionsOperator(task_id="t", **{argument: 5})
+    with pytest.raises(RequestRefusedError, match=f"did you mean {meant}?"):
+        LLMEngineBatchCompletionsOperator.partial(task_id="t", **{argument: 5})
+    with DAG("d", schedule=None), pytest.raises(RequestRefusedError, match=f"did you mean {meant}?"):
+        LLMEngineBatchCompletionsTaskGroup("g", output_data_path="/tmp/x", model_config={"model": "m"}, **{argument: 5})
+
+
+def test_the_group_says_in_words_what_it_does_not_take() -> None:
+    for argument, said in (("foo", "foo: unknown to the group"), ("task_id", "give group_id")):
+        with DAG("d", schedule=None), pytest.raises(RequestRefusedError, match=said):
+            LLMEngineBatchCompletionsTaskGroup(
+                "g", output_data_path="/tmp/x", model_config={"model": "m"}, **{argument: "x"}
+            )

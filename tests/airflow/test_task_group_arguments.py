@@ -166,8 +166,8 @@ def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(
         group(**arguments)
 
 
-def test_a_misspelt_argument_is_airflows_own_error(dag: DAG) -> None:
-    with pytest.raises(TypeError, match="max_runtime_secs"):
+def test_a_misspelt_argument_is_told_with_the_right_one(dag: DAG) -> None:
+    with pytest.raises(RequestRefusedError, match="did you mean max_runtime_sec"):
         group(max_runtime_secs=60)
 
 

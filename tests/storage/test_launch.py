@@ -196,7 +196,7 @@ def test_an_output_that_nothing_of_ours_wrote_is_refused_unless_told(place: Path
 def test_an_output_changed_after_it_was_finished_is_refused(place: Path) -> None:
     finish(place, launch(place).handle)
     (place / "out.json").write_text("edited by hand")
-    with pytest.raises(LaunchRefusedError, match="as it stands"):
+    with pytest.raises(LaunchRefusedError, match="was changed, or lost its manifest, since"):
         launch(place)
 
 

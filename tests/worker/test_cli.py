@@ -170,3 +170,47 @@ def test_a_bad_log_format_in_the_environment_is_told(
         main(["validate", "-"])
     assert ended.value.code == ExitCode.BAD_REQUEST
     assert "LLMENGINE_LOG_FORMAT is 'yaml': it may be text or json" in capsys.readouterr().err
+
+
+def test_replicas_that_make_it_anew_need_one_series(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "-", "--if-done", "regenerate", "--replicas", "3"])
+    assert ended.value.code == ExitCode.BAD_REQUEST
+    assert "give all of them one --series" in capsys.readouterr().err
+
+
+def test_a_job_whose_output_was_changed_since_is_told_as_such(tmp_path: Path, capsys: Capture) -> None:
+    job = Job(tmp_path, ["one"])
+    assert job.run().returncode == ExitCode.DONE
+    job.output.write_text("edited")
+    main(["status", str(job.output)])
+    assert "its output or its manifest was changed or deleted" in capsys.readouterr().out
+    again = job.run()
+    assert again.returncode == ExitCode.BAD_REQUEST
+    assert "was changed, or lost its manifest, since a job of llmengine-batch wrote it" in again.stderr
+
+
+@pytest.mark.slow
+def test_what_earlier_generations_left_goes_and_what_another_job_left_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one", "two"])
+    replica = ("--replica", "0", "--replicas", "2", "--if-done", "regenerate")
+    for series in ("a", "b"):
+        assert job.run(*replica, "--series", series).returncode == ExitCode.DONE
+    assert len(list(tmp_path.glob("output.json.job/*-[12]"))) == 2
+    assert job.run(command="collect").returncode == ExitCode.DONE
+    assert not list(tmp_path.glob("output.json.job/*/"))
+    other = Job(tmp_path, ["one", "two", "three"])
+    assert other.run("--replica", "0", "--replicas", "2", "--series", "c").returncode == ExitCode.DONE
+    job = Job(tmp_path, ["one"])
+    done = job.run()
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert "llmengine-batch clean" in done.stderr
+
+
+def test_collect_says_what_to_do_about_missing_chunks(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["row"] * 40)
+    none = job.run(command="collect")
+    assert "no job was launched for" in none.stderr
+    assert "--launched" not in none.stderr
+    wrong = job.run("--launched", "--generation", "9")
+    assert wrong.returncode == ExitCode.BAD_REQUEST
