@@ -435,17 +435,20 @@ def test_another_pod_operator_takes_one_line() -> None:
 )
 def test_a_misspelt_argument_is_told_with_the_right_one(argument: str, meant: str) -> None:
     """Case 13, in a DAG."""
+    wrong: dict[str, Any] = {argument: 5}
     with pytest.raises(RequestRefusedError, match=f"{argument}: unknown argument; did you mean {meant}?"):
-        LLMEngineBatchCompletionsOperator(task_id="t", **{argument: 5})
+        LLMEngineBatchCompletionsOperator(task_id="t", **wrong)
     with pytest.raises(RequestRefusedError, match=f"did you mean {meant}?"):
-        LLMEngineBatchCompletionsOperator.partial(task_id="t", **{argument: 5})
+        LLMEngineBatchCompletionsOperator.partial(task_id="t", **wrong)
     with DAG("d", schedule=None), pytest.raises(RequestRefusedError, match=f"did you mean {meant}?"):
-        LLMEngineBatchCompletionsTaskGroup("g", output_data_path="/tmp/x", model_config={"model": "m"}, **{argument: 5})
+        LLMEngineBatchCompletionsTaskGroup("g", output_data_path="/tmp/x", model_config={"model": "m"}, **wrong)
 
 
 def test_the_group_says_in_words_what_it_does_not_take() -> None:
-    for argument, said in (("foo", "foo: unknown to the group"), ("task_id", "give group_id")):
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"foo": "x"}, "foo: unknown to the group"),
+        ({"task_id": "x"}, "give group_id"),
+    ]
+    for wrong, said in cases:
         with DAG("d", schedule=None), pytest.raises(RequestRefusedError, match=said):
-            LLMEngineBatchCompletionsTaskGroup(
-                "g", output_data_path="/tmp/x", model_config={"model": "m"}, **{argument: "x"}
-            )
+            LLMEngineBatchCompletionsTaskGroup("g", output_data_path="/tmp/x", model_config={"model": "m"}, **wrong)

@@ -440,7 +440,7 @@ def test_several_records_that_kill_the_whole_worker_are_found_out_one_after_the_
     prompts = [f"row {index}" for index in range(12)]
     prompts[3] = prompts[8] = prompts[10] = "llmengine-echo:kill"
     job = Job(tmp_path, prompts)
-    codes = []
+    codes: list[int] = []
     while not job.output.exists() and len(codes) < 9:
         codes.append(job.run("--series", "one", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01").returncode)
     assert codes == [-9] * 5 + [0]
