@@ -289,8 +289,10 @@ def _foreign(run: Run) -> list[str]:
     for path in _all_paths(run):
         name = path.rpartition("/")[2]
         if is_temporary(name):
-            # Whoever was killed over a write could not tidy up, nor could who was refused by the store.
-            if not run.world.kills and not run.world.fired_at:
+            # Whoever was killed over a write could not tidy up, nor could who was refused by the store; who is frozen
+            # over one will, once it wakes.
+            frozen = any(attempt.process.is_frozen for attempt in run.attempts)
+            if not run.world.kills and not run.world.fired_at and not frozen:
                 broken.append(f"{path} was left by a writer though none was killed")
         elif kind_of(path) not in expected or _kind_is_misplaced(run, path):
             broken.append(f"{path} is foreign")
