@@ -23,9 +23,10 @@ pytestmark = pytest.mark.slow
 def bucket() -> Iterator[S3Server]:
     server = S3Server()
     server.start()
-    server.client.create_bucket(Bucket="data")
+    # A bucket of its own: moto keeps what other tests of this process have put into theirs.
+    server.client.create_bucket(Bucket="jobs")
     body = "".join(json.dumps({"prompt": f"row {index}", "max_tokens": 4}) + "\n" for index in range(60))
-    server.client.put_object(Bucket="data", Key="in/rows.jsonl", Body=body.encode())
+    server.client.put_object(Bucket="jobs", Key="in/rows.jsonl", Body=body.encode())
     yield server
     server.stop()
 
@@ -33,8 +34,8 @@ def bucket() -> Iterator[S3Server]:
 def start(server: S3Server, folder: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a worker as a launcher does; the second is the launcher's end of the pipe."""
     request = {
-        "input_data_path": "s3://data/in/",
-        "output_data_path": "s3://data/out/answers.jsonl",
+        "input_data_path": "s3://jobs/in/",
+        "output_data_path": "s3://jobs/out/answers.jsonl",
         "model_config": {"model": "stand-in"},
     }
     (folder / "request.json").write_text(json.dumps(request))
@@ -74,7 +75,7 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     output, log = worker.communicate(timeout=60)
     os.close(pipe)
     assert worker.returncode == ExitCode.DONE, log.decode()
-    body = bucket.client.get_object(Bucket="data", Key="out/answers.jsonl")["Body"].read()
+    body = bucket.client.get_object(Bucket="jobs", Key="out/answers.jsonl")["Body"].read()
     texts = [json.loads(line)["choices"][0]["text"] for line in body.decode().splitlines()]
     assert [f"row {index}" in text for index, text in enumerate(texts)] == [True] * 60
     manifest = json.loads(output)
@@ -82,7 +83,7 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     assert manifest["output_etag"]
     generated = len((tmp_path / "log").read_text().splitlines())
     assert generated < before + 60
-    left = bucket.client.list_objects_v2(Bucket="data", Prefix="out/")["Contents"]
+    left = bucket.client.list_objects_v2(Bucket="jobs", Prefix="out/")["Contents"]
     assert sorted(item["Key"] for item in left) == [
         "out/answers.jsonl",
         "out/answers.jsonl.job/current.json",
@@ -91,7 +92,7 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     for secret in (SECRET_KEY, ACCESS_KEY):
         assert secret.encode() not in log + output
         assert all(
-            secret.encode() not in bucket.client.get_object(Bucket="data", Key=item["Key"])["Body"].read()
+            secret.encode() not in bucket.client.get_object(Bucket="jobs", Key=item["Key"])["Body"].read()
             for item in left
         )
 
@@ -112,6 +113,6 @@ def test_a_store_that_refuses_is_one_sentence(
         bucket.start()
     assert worker.returncode == code, log.decode()
     last = log.decode().strip().splitlines()[-1]
-    assert "s3://data/in" in last
+    assert "s3://jobs/in" in last
     assert SECRET_KEY not in log.decode()
     assert "Traceback" not in last
