@@ -109,19 +109,23 @@ class ChunkResults:
         return len(self.finished) == self.size
 
     @property
+    def whole(self) -> dict[int, Finished]:
+        """What stands of each record: the new result, else the one that it has so far."""
+        return {**self.standing, **self.finished}
+
+    @property
     def failures(self) -> Counter[str]:
         """Failed records by error type."""
-        whole = {**self.standing, **self.finished}
-        return Counter(result.error_type for result in whole.values() if result.error_type is not None)
+        return Counter(result.error_type for result in self.whole.values() if result.error_type is not None)
 
     @property
     def transient(self) -> bool:
         """Whether there are errors that trying again may mend."""
-        return any(result.may_be_over for result in {**self.standing, **self.finished}.values())
+        return any(result.may_be_over for result in self.whole.values())
 
     def encode(self) -> bytes:
         """The file of the whole chunk."""
-        whole = {**self.standing, **self.finished}
+        whole = self.whole
         indices = range(self.first, self.first + self.size)
         return encode_results(self.number, self.first, [whole[index] for index in indices], None)
 

@@ -81,10 +81,12 @@ class Claims:
 
     def take(self, chunk: int) -> HeldChunk | None:
         """Claim a chunk; None if somebody holds it, or it is committed."""
-        if chunk in self.files.rounds or chunk in self._held or self._state(chunk) not in (None, "gone"):
+        if chunk in self.files.rounds or chunk in self._held:
             return None
         newest = self._newest.get(chunk)
-        before = None if newest is None else self._claim(chunk, newest)
+        before = self._newest_claim(chunk)
+        if self._holder_state(before) not in (None, "gone"):
+            return None
         number = 0 if newest is None else newest + 1
         deaths = 0 if before is None else before.deaths + (not before.given_back)
         if not self._scratch.create_claim(chunk, number, self._own_claim(deaths=deaths)):
@@ -129,13 +131,17 @@ class Claims:
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:
             return "at work"
-        number = self._newest.get(chunk)
-        claim = None if number is None else self._claim(chunk, number)
+        return self._holder_state(self._newest_claim(chunk))
+
+    def _holder_state(self, claim: Claim | None) -> HolderState | None:
         if claim is None or claim.given_back:
             return None
         return self._attempts.holder_state(claim, time.monotonic())
 
-    def _claim(self, chunk: int, number: int) -> Claim | None:
+    def _newest_claim(self, chunk: int) -> Claim | None:
+        number = self._newest.get(chunk)
+        if number is None:
+            return None
         claim = self._read.get((chunk, number))
         if claim is None or self._attempts.holder_state(claim, time.monotonic()) != "at work":
             # It may have been given back in the meantime, or a record been noted in it.
