@@ -135,6 +135,8 @@ class Claim(StateDocument):
     """Whether its holder stopped early: the chunk is free, and nobody died over it."""
     alone: int | None = None
     """Index of the record that goes through the engine by itself, as one that may bring it down."""
+    suspect: int | None = None
+    """Index of the record that was alone in the engine when an earlier holder died. Twice, and it is at fault."""
 
 
 ReplicaPhase = Literal["starting", "loading", "generating", "stopping", "done", "partial", "failed"]

@@ -23,13 +23,16 @@ class HeldChunk:
     deaths: int
     """How many earlier attempts died while they held it."""
     suspect: int | None = None
-    """Index of the record that was alone in the engine when the last of them died."""
+    """Index of the record that was alone in the engine when one of them died."""
+    at_fault: int | None = None
+    """Index of the record that was alone in the engine when two of them died."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
     number: int
     deaths: int
+    suspect: int | None
 
 
 class Claims:
@@ -89,19 +92,19 @@ class Claims:
             return None
         number = 0 if newest is None else newest + 1
         deaths = 0 if before is None else before.deaths + (not before.given_back)
-        if not self._scratch.create_claim(chunk, number, self._own_claim(deaths=deaths)):
+        suspect, at_fault = _suspicion(before)
+        if not self._scratch.create_claim(chunk, number, self._own_claim(deaths=deaths, suspect=suspect)):
             # Somebody was faster, or the listing late.
             self._newest[chunk] = number
             return None
         self._newest[chunk] = number
-        self._held[chunk] = _Held(number, deaths)
+        self._held[chunk] = _Held(number, deaths, suspect)
         if number and self._scratch.has_chunk(chunk):
             # An earlier holder has committed it since the last look, or without learning of it before it gave it back.
             self.files.rounds.setdefault(chunk, 0)
             del self._held[chunk]
             return None
-        suspect = None if before is None or before.given_back else before.alone
-        return HeldChunk(chunk, fresh=number == 0, deaths=deaths, suspect=suspect)
+        return HeldChunk(chunk, fresh=number == 0, deaths=deaths, suspect=suspect, at_fault=at_fault)
 
     def take_round(self, chunk: int, round_number: int) -> bool:
         """Take it upon oneself to make a committed chunk again; each round is tried once, by whoever comes first."""
@@ -111,7 +114,8 @@ class Claims:
         """Write down that a record goes through the engine by itself: if the process dies now, it was that one."""
         held = self._held.get(chunk)
         if held is not None:
-            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths, alone=record))
+            claim = self._own_claim(deaths=held.deaths, suspect=held.suspect, alone=record)
+            self._scratch.replace_claim(chunk, held.number, claim)
 
     def committed(self, chunk: int, round_number: int = 0) -> None:
         """A chunk that this attempt held is committed."""
@@ -126,7 +130,8 @@ class Claims:
         """
         while self._held:
             chunk, held = self._held.popitem()
-            self._scratch.replace_claim(chunk, held.number, self._own_claim(deaths=held.deaths + died, given_back=True))
+            claim = self._own_claim(deaths=held.deaths + died, suspect=held.suspect, given_back=True)
+            self._scratch.replace_claim(chunk, held.number, claim)
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:
@@ -150,7 +155,9 @@ class Claims:
                 self._read[chunk, number] = claim
         return claim
 
-    def _own_claim(self, *, deaths: int = 0, alone: int | None = None, given_back: bool = False) -> Claim:
+    def _own_claim(
+        self, *, deaths: int = 0, suspect: int | None = None, alone: int | None = None, given_back: bool = False
+    ) -> Claim:
         return Claim(
             replica=self._replica,
             attempt=self._attempt,
@@ -160,5 +167,17 @@ class Claims:
             claimed=self._timing.wall_clock(),
             deaths=deaths,
             alone=alone,
+            suspect=suspect,
             given_back=given_back,
         )
+
+
+def _suspicion(before: Claim | None) -> tuple[int | None, int | None]:
+    """The record that is now under suspicion, and the one that is at fault, by the claim of the last holder.
+
+    A process may be killed for reasons of its own while any record is alone in its engine: twice the same one is no
+    accident.
+    """
+    if before is None or before.given_back or before.alone is None:
+        return (None if before is None else before.suspect), None
+    return (None, before.alone) if before.alone == before.suspect else (before.alone, None)

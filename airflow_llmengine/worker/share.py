@@ -230,8 +230,10 @@ class Share:
         results.saved.update(restored)
         self._progress.restore(restored.values())
         todo = self._todo(chunk, results)
-        if held.suspect is not None:
-            todo = self._without_suspect(todo, held.suspect, results)
+        if held.at_fault is not None:
+            todo = self._without(todo, held.at_fault, results)
+        # First, so that it is tried again before anything else can end this attempt.
+        todo.sort(key=lambda record: record.index != held.suspect)
         return ChunkWork(results, todo, alone=held.deaths >= DEATHS_UNTIL_ALONE)
 
     def _results(self, chunk: Chunk, finished: dict[int, Finished], round_number: int) -> ChunkResults:
@@ -256,20 +258,20 @@ class Share:
                 todo.append(record)
         return todo
 
-    def _without_suspect(self, todo: list[Record], suspect: int, results: ChunkResults) -> list[Record]:
-        """Leave out the record that was alone in the engine when an attempt died."""
+    def _without(self, todo: list[Record], at_fault: int, results: ChunkResults) -> list[Record]:
+        """Leave out the record that was alone in the engine when two attempts died."""
         for record in todo:
-            if record.index == suspect:
+            if record.index == at_fault:
                 error = RecordError(
                     type=RecordErrorType.ENGINE_CRASH,
-                    message=f"{record.location}: the worker died while the engine worked on this record alone, after "
-                    f"it had died {DEATHS_UNTIL_ALONE} times while this record or one near it was in work",
+                    message=f"{record.location}: the worker died twice while the engine worked on this record alone, "
+                    f"after it had died {DEATHS_UNTIL_ALONE} times while this record or one near it was in work",
                     index=record.index,
                     custom_id=record.custom_id,
                 )
                 # Trying it again would cost a whole attempt, and perhaps the last one.
                 self._fail(results, error, is_line=record.is_batch_line, final=True)
-        return [record for record in todo if record.index != suspect]
+        return [record for record in todo if record.index != at_fault]
 
     def _fail(self, results: ChunkResults, error: RecordError, *, is_line: bool, final: bool = False) -> None:
         failed = replace(self._elements.error(error, is_batch_line=is_line), final=final)

@@ -173,13 +173,14 @@ def test_a_storage_connection_without_credentials_is_refused(
 @pytest.mark.slow
 def test_a_job_on_an_object_store(s3: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The worker gets the credentials by the control pipe and by nothing else."""
-    s3.client.create_bucket(Bucket="jobs")
-    s3.client.put_object(Bucket="jobs", Key="in/a.jsonl", Body=b'{"prompt": "one", "max_tokens": 4}\n' * 3)
+    bucket = s3.new_bucket()
+    s3.client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=b'{"prompt": "one", "max_tokens": 4}\n' * 3)
     job = EchoJob(tmp_path / "job", [])
     monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(storage_conn_id="store"))
-    result = run(job.operator(input_data_path="s3://jobs/in/", output_data_path="s3://jobs/out/{{ run_id }}.json"))
-    assert (result["output_data_path"], result["records"]) == ("s3://jobs/out/run-1.json", 3)
-    stands = s3.client.get_object(Bucket="jobs", Key="out/run-1.json")["Body"].read()
+    output = f"s3://{bucket}/out/{{{{ run_id }}}}.json"
+    result = run(job.operator(input_data_path=f"s3://{bucket}/in/", output_data_path=output))
+    assert (result["output_data_path"], result["records"]) == (f"s3://{bucket}/out/run-1.json", 3)
+    stands = s3.client.get_object(Bucket=bucket, Key="out/run-1.json")["Body"].read()
     assert [element["choices"][0]["text"] for element in json.loads(stands)] == ["one"] * 3
     assert SECRET_KEY not in json.dumps(result)
 

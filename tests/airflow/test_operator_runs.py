@@ -28,6 +28,7 @@ from airflow_llmengine.exceptions import (
 from airflow_llmengine.hooks.leftovers import MARK_VARIABLE, WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
+from tests.waiting import wait_until
 
 
 def test_a_job_gives_its_summary_and_never_data(echo_job: EchoJob) -> None:
@@ -196,15 +197,6 @@ def test_what_was_staged_for_a_refused_launch_is_taken_back(echo_job: EchoJob) -
     with pytest.raises(LaunchForbiddenError):
         run(echo_job.operator(input_data_path=None, content=content))
     assert not [path for path in Path(f"{echo_job.output}.job").rglob("*") if path.is_file()]
-
-
-def wait_until(condition: object, seconds: float = 30) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if condition():  # type: ignore[operator]
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 def marked_processes(job: EchoJob) -> list[psutil.Process]:

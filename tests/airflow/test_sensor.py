@@ -42,6 +42,7 @@ from airflow_llmengine.storage.filesystem import Location, content_identity
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.triggers.batch_completions import LLMEngineBatchCompletionsTrigger
 from tests.airflow.operators_in_tests import connection, task_context
+from tests.waiting import wait_until
 from tests.worker.jobs import Job
 
 CONTENT_IDENTITY = "airflow_llmengine.storage.job_directory.content_identity"
@@ -67,15 +68,6 @@ def context(store: StateStore | None = None, **fields: Any) -> Any:
 
 def sensor(job: Any, **arguments: Any) -> LLMEngineBatchCompletionsSensor:
     return LLMEngineBatchCompletionsSensor(**{"task_id": "wait", "job": job, "poke_interval": 0.2, **arguments})
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,21 +19,13 @@ from airflow_llmengine.hooks.job_summary import summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from tests.airflow.operators_in_tests import connection
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.waiting import wait_until
 from tests.worker.jobs import Job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 SLOW = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.2", "LLMENGINE_ECHO_CAPACITY": "1"}
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 90) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if condition():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not happen in time")
 
 
 class Airflow:
@@ -221,7 +212,6 @@ def add_connections(airflow: Airflow, s3: S3Server) -> None:
 def s3() -> Iterator[S3Server]:
     server = S3Server()
     server.start()
-    server.client.create_bucket(Bucket="data")
     yield server
     server.stop()
 
@@ -229,7 +219,7 @@ def s3() -> Iterator[S3Server]:
 @pytest.mark.scheduler
 def test_a_job_on_s3_is_waited_for_in_a_real_triggerer(airflow: Airflow, s3: S3Server, tmp_path: Path) -> None:
     storage_options = {"s3": s3.options}
-    path = "s3://data/out/answers.json"
+    path = f"s3://{s3.new_bucket()}/out/answers.json"
     add_connections(airflow, s3)
     airflow.sense(job=path, deferrable=True, retries=0)
     printed = airflow.task("run")

@@ -7,8 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from airflow_llmengine.hooks.leftovers import MARK_VARIABLE, WorkerMark
 from tests.airflow.operators_in_tests import EchoJob, connection
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,15 +132,6 @@ DONE = {
     "teams.collect": "success",
     "load": "success",
 }
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 120) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 @pytest.mark.parametrize("local_workers", [1, 3])

@@ -9,8 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,21 +19,13 @@ from airflow_llmengine.hooks.leftovers import MARK_VARIABLE, WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.storage.status import JobStatus
 from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HERE = Path(__file__).parent
 SECONDS_PER_RECORD = "0.2"
 RECORDS = 60
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    ends_at = time.monotonic() + seconds
-    while time.monotonic() < ends_at:
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen in time")
 
 
 class Task:

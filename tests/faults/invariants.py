@@ -127,9 +127,9 @@ def _undue_error(run: Run, index: int, kind: RecordErrorType) -> str | None:
     if kind is RecordErrorType.INTERNAL and "internal" in faults:
         return None
     if kind is RecordErrorType.ENGINE_CRASH:
-        # A record that was alone in the engine when a worker died for the third time over its chunk may be at fault,
-        # for all that can be told.
-        due = faults & {"kills engine", "kills process"} or run.world.kills >= 3
+        # A record that was alone in the engine at two deaths, after two others over its chunk, may be at fault, for all
+        # that can be told.
+        due = faults & {"kills engine", "kills process"} or run.world.kills >= 4
         return None if due else "is said to bring the engine down"
     return "has an error that it should not have"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,12 @@ class S3Server:
             aws_secret_access_key=SECRET_KEY,
             region_name="us-east-1",
         )
+
+    def new_bucket(self) -> str:
+        """Make a bucket that no other test has: moto keeps what the others of this process have put into theirs."""
+        name = f"bucket-{uuid.uuid4().hex[:12]}"
+        self.client.create_bucket(Bucket=name)
+        return name
 
     def stop(self) -> None:
         self.client.close()

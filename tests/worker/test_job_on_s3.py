@@ -19,23 +19,28 @@ from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, Fault, S3Server
 pytestmark = pytest.mark.slow
 
 
+class Bucket(S3Server):
+    """A server with a bucket in which the job lies."""
+
+    name: str
+
+
 @pytest.fixture
-def bucket() -> Iterator[S3Server]:
-    server = S3Server()
+def bucket() -> Iterator[Bucket]:
+    server = Bucket()
     server.start()
-    # A bucket of its own: moto keeps what other tests of this process have put into theirs.
-    server.client.create_bucket(Bucket="jobs")
+    server.name = server.new_bucket()
     body = "".join(json.dumps({"prompt": f"row {index}", "max_tokens": 4}) + "\n" for index in range(60))
-    server.client.put_object(Bucket="jobs", Key="in/rows.jsonl", Body=body.encode())
+    server.client.put_object(Bucket=server.name, Key="in/rows.jsonl", Body=body.encode())
     yield server
     server.stop()
 
 
-def start(server: S3Server, folder: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
+def start(server: Bucket, folder: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a worker as a launcher does; the second is the launcher's end of the pipe."""
     request = {
-        "input_data_path": "s3://jobs/in/",
-        "output_data_path": "s3://jobs/out/answers.jsonl",
+        "input_data_path": f"s3://{server.name}/in/",
+        "output_data_path": f"s3://{server.name}/out/answers.jsonl",
         "model_config": {"model": "stand-in"},
     }
     (folder / "request.json").write_text(json.dumps(request))
@@ -57,7 +62,7 @@ def start(server: S3Server, folder: Path, **environment: str) -> tuple[subproces
     return worker, writer
 
 
-def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path: Path) -> None:
+def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: Bucket, tmp_path: Path) -> None:
     worker, pipe = start(bucket, tmp_path, LLMENGINE_ECHO_SECONDS_PER_RECORD="0.05", LLMENGINE_ECHO_CAPACITY="2")
     chunks = "/out/answers.jsonl.job/"
     for _ in range(600):
@@ -75,7 +80,7 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     output, log = worker.communicate(timeout=60)
     os.close(pipe)
     assert worker.returncode == ExitCode.DONE, log.decode()
-    body = bucket.client.get_object(Bucket="jobs", Key="out/answers.jsonl")["Body"].read()
+    body = bucket.client.get_object(Bucket=bucket.name, Key="out/answers.jsonl")["Body"].read()
     texts = [json.loads(line)["choices"][0]["text"] for line in body.decode().splitlines()]
     assert [f"row {index}" in text for index, text in enumerate(texts)] == [True] * 60
     manifest = json.loads(output)
@@ -83,7 +88,7 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     assert manifest["output_etag"]
     generated = len((tmp_path / "log").read_text().splitlines())
     assert generated < before + 60
-    left = bucket.client.list_objects_v2(Bucket="jobs", Prefix="out/")["Contents"]
+    left = bucket.client.list_objects_v2(Bucket=bucket.name, Prefix="out/")["Contents"]
     assert sorted(item["Key"] for item in left) == [
         "out/answers.jsonl",
         "out/answers.jsonl.job/current.json",
@@ -92,14 +97,14 @@ def test_a_killed_job_on_s3_goes_on_where_it_stopped(bucket: S3Server, tmp_path:
     for secret in (SECRET_KEY, ACCESS_KEY):
         assert secret.encode() not in log + output
         assert all(
-            secret.encode() not in bucket.client.get_object(Bucket="jobs", Key=item["Key"])["Body"].read()
+            secret.encode() not in bucket.client.get_object(Bucket=bucket.name, Key=item["Key"])["Body"].read()
             for item in left
         )
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, ExitCode.BAD_REQUEST), (None, ExitCode.STORAGE_UNREACHABLE)])
 def test_a_store_that_refuses_is_one_sentence(
-    bucket: S3Server, tmp_path: Path, status: int | None, code: ExitCode
+    bucket: Bucket, tmp_path: Path, status: int | None, code: ExitCode
 ) -> None:
     if status is None:
         bucket.stop()
@@ -113,6 +118,6 @@ def test_a_store_that_refuses_is_one_sentence(
         bucket.start()
     assert worker.returncode == code, log.decode()
     last = log.decode().strip().splitlines()[-1]
-    assert "s3://jobs/in" in last
+    assert f"s3://{bucket.name}/in" in last
     assert SECRET_KEY not in log.decode()
     assert "Traceback" not in last

@@ -57,9 +57,9 @@ def test_collect_reaches_storage_as_its_launcher_does_and_logs_json(tmp_path: Pa
     server = S3Server()
     server.start()
     try:
-        server.client.create_bucket(Bucket="data")
-        server.client.put_object(Bucket="data", Key="in.jsonl", Body=b'{"prompt": "row 0", "max_tokens": 4}\n')
-        job = Job(tmp_path, [], input_data_path="s3://data/in.jsonl", output_data_path="s3://data/out.json")
+        bucket = server.new_bucket()
+        server.client.put_object(Bucket=bucket, Key="in.jsonl", Body=b'{"prompt": "row 0", "max_tokens": 4}\n')
+        job = Job(tmp_path, [], input_data_path=f"s3://{bucket}/in.jsonl", output_data_path=f"s3://{bucket}/out.json")
         options = {"s3": server.options}
         request = validate_request(job.request)
         launched = launch_job(Storage(options), request, owner="dag/task", series="s", engine="echo").handle
@@ -68,7 +68,7 @@ def test_collect_reaches_storage_as_its_launcher_does_and_logs_json(tmp_path: Pa
         assert done.returncode == ExitCode.DONE, done.stderr
         collected = by_pipe(job, options, "collect", generation, "--log-format=json")
         assert collected.returncode == ExitCode.DONE, collected.stderr
-        assert json.loads(collected.stdout)["output_data_path"] == "s3://data/out.json"
+        assert json.loads(collected.stdout)["output_data_path"] == f"s3://{bucket}/out.json"
         assert [json.loads(line)["level"] for line in collected.stderr.splitlines()] == ["INFO"]
     finally:
         server.stop()

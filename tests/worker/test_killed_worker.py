@@ -50,7 +50,7 @@ def test_ten_kills_with_another_number_of_replicas_each_time(tmp_path: Path, see
         # Kills fall anywhere: before the launch, in the middle of chunks, in the middle of commits. They are timed by
         # what was generated, so that no machine is fast enough to finish the job between ten of them.
         enough = job.generations().total() + chance.randint(0, 3 * CHUNK_RECORDS)
-        latest = time.monotonic() + chance.uniform(1, 10)
+        latest = time.monotonic() + 60
         while job.generations().total() < enough and time.monotonic() < latest:
             time.sleep(0.01)
         time.sleep(chance.uniform(0, 0.15))
@@ -76,11 +76,11 @@ def test_ten_kills_with_another_number_of_replicas_each_time(tmp_path: Path, see
 
     prompts = [line.split('"prompt": "')[1].split('", "max_tokens')[0] for line in job.input.read_text().splitlines()]
     assert len(job.results()) == RECORDS
-    # A record that was alone in the engine when its worker was killed for the third time over the same chunk may be at
-    # fault, for all that can be told; there are few such moments.
+    # A record that was alone in the engine at two deaths of its worker may be at fault, for all that can be told; kills
+    # as close as these hit one now and then.
     suspected = [result for result in job.results() if "error" in result]
     assert {result["error"]["type"] for result in suspected} <= {"engine_crash"}
-    assert len(suspected) <= 2
+    assert len(suspected) <= 4
     for prompt, result in zip(prompts, job.results(), strict=True):
         assert "error" in result or prompt in text_of(result)
     generated = job.generations()
