@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -441,6 +442,10 @@ def test_several_records_that_kill_the_whole_worker_are_found_out_one_after_the_
     assert max(job.generations().values()) <= 3, "alone, each is generated once"
 
 
+def generated(job: Job, count: int) -> bool:
+    return job.generations().total() >= count
+
+
 @pytest.mark.slow
 def test_a_record_that_was_alone_when_its_worker_was_killed_for_another_reason_is_tried_again(tmp_path: Path) -> None:
     """A pool of preemptible nodes takes three workers over one chunk; no record is at fault."""
@@ -448,7 +453,7 @@ def test_a_record_that_was_alone_when_its_worker_was_killed_for_another_reason_i
     for kills in range(1, 4):
         worker = job.start("--series", "one", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.5", LLMENGINE_ECHO_CAPACITY="4")
         enough = job.generations().total() + 5 if kills == 3 else 1
-        wait_until(lambda enough=enough: job.generations().total() >= enough)
+        wait_until(functools.partial(generated, job, enough))
         os.killpg(worker.pid, signal.SIGKILL)
         worker.communicate()
     # Of the chunk that went record by record at last, what was finished is kept, and nobody is blamed.
