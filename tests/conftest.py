@@ -30,6 +30,12 @@ settings.register_profile("llmengine", deadline=None, derandomize=bool(os.enviro
 settings.load_profile("llmengine")
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a cluster where none is named. All of it is one line of the summary, since it is skipped here."""
+    if item.get_closest_marker("kubernetes") is not None and not os.environ.get("KUBECONFIG"):
+        pytest.skip("it needs a Kubernetes cluster: set KUBECONFIG to the kubeconfig of one that tests may use")
+
+
 def pytest_unconfigure() -> None:
     """Remove what the session's Airflow left."""
     shutil.rmtree(_AIRFLOW_HOME, ignore_errors=True)
