@@ -1,0 +1,107 @@
+"""What a worker's container asks for: cores, memory, disk, GPUs, and shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import ceil
+from typing import Literal
+
+from airflow_llmengine.kube.cluster import ClusterSettings
+from airflow_llmengine.kube.gpu_placement import GpuPlacement, gpu_placement
+from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+
+Role = Literal["replica", "collect"]
+"""``replica``: a worker with an engine. ``collect``: puts finished shares together, without an engine."""
+
+GIB = 2**30
+
+CPUS_PER_GPU = 4
+"""Cores asked for with each GPU: the engine's own process, one for each rank, tokenizing and reading ahead."""
+MEMORY_PER_GPU = 16 * GIB
+"""Host memory asked for with each GPU: weights pass through it while they are loaded."""
+CPUS_WITHOUT_GPU = 1
+MEMORY_WITHOUT_GPU = 4 * GIB
+COLLECT_CPUS = "500m"
+COLLECT_MEMORY = GIB
+"""Shares are put together in a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResources:
+    """Quantities of one container, as Kubernetes writes them."""
+
+    requests: dict[str, str]
+    limits: dict[str, str] = field(default_factory=dict)
+    shared_memory: int | None = None
+    """Most bytes of ``/dev/shm``; None: what the container runtime gives, 64 MiB."""
+    gpus: int = 0
+    placement: GpuPlacement | None = None
+    """Where the GPUs are; None: there are none."""
+
+
+def worker_resources(request: CreateBatchCompletionsV1Request, cluster: ClusterSettings, role: Role) -> WorkerResources:
+    """Work out what a container needs.
+
+    What the request gives is both request and limit, and is kept as it is. What it does not give has a modest default
+    that is a request only: a limit that was guessed would kill a model that the guess does not fit.
+
+    Raises:
+        RequestInvalidError: The platform has no such GPU.
+    """
+    if role == "collect":
+        return WorkerResources({"cpu": COLLECT_CPUS, "memory": _bytes(COLLECT_MEMORY)})
+    ranks = worker_ranks(request)
+    with_gpus = cluster.accelerator == "gpu"
+    gpus = (request.gpus or ranks) if with_gpus else 0
+    placement = gpu_placement(request.gpu_type, cluster) if with_gpus else None
+    given = {
+        name: str(value)
+        for name, value in (("cpu", request.cpus), ("memory", request.memory), ("ephemeral-storage", request.storage))
+        if value is not None
+    }
+    shared = shared_memory(ranks, request.memory)
+    defaults = {
+        "cpu": str(CPUS_PER_GPU * gpus if gpus else CPUS_WITHOUT_GPU),
+        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared),
+    }
+    devices = {placement.resource: str(gpus)} if placement else {}
+    return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, shared, gpus, placement)
+
+
+def worker_ranks(request: CreateBatchCompletionsV1Request) -> int:
+    """Processes of the engine that compute, each on a GPU of its own: tensor parallel times pipeline parallel."""
+    model = request.model_cfg
+    tensor = model.tensor_parallel_size or model.num_shards or 1
+    return tensor * (model.pipeline_parallel_size or 1)
+
+
+def shared_memory(ranks: int, memory: str | float | None) -> int:
+    """Most bytes of ``/dev/shm``.
+
+    The engine's processes hand each other tensors and messages through it, and NCCL its buffers where GPUs can't reach
+    one another directly; the 64 MiB that a container has otherwise end in a bus error. 1 GiB for each rank and one
+    for the engine itself is what deployments of vLLM give; only what is written takes memory. It counts as memory of
+    the container, so where a limit was given it is at most half of that.
+
+    Args:
+        ranks: Processes of the engine that compute.
+        memory: The limit of the container, in bytes or as a quantity; None: none.
+    """
+    wanted = (1 + ranks) * GIB
+    limit = None if memory is None else parse_quantity(str(memory))
+    return wanted if limit is None else max(1, min(wanted, int(limit / 2)))
+
+
+def _bytes(amount: Decimal | float) -> str:
+    whole = ceil(amount)
+    for suffix, unit in (("Gi", GIB), ("Mi", 2**20)):
+        if whole % unit == 0:
+            return f"{whole // unit}{suffix}"
+    return str(whole)
+
+
+def quantity_of_bytes(amount: int) -> str:
+    """Bytes as a quantity, in the largest unit that keeps it whole: ``2Gi``."""
+    return _bytes(amount)
