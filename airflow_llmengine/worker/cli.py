@@ -36,6 +36,12 @@ from airflow_llmengine.worker.attempt import (
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, engine_name
+from airflow_llmengine.worker.environment import (
+    REQUEST_PREFIX,
+    EnvironmentInvalidError,
+    take_request,
+    take_storage_options,
+)
 from airflow_llmengine.worker.launcher_pipe import LauncherPipe
 from airflow_llmengine.worker.logs import configure_logs
 from airflow_llmengine.worker.stopping import Stop, watch_signals
@@ -47,7 +53,18 @@ COMMAND_LINE_OWNER = "llmengine-batch"
 
 LOG_FORMATS = ("text", "json")
 
-REQUEST_HELP = "the CreateBatchCompletions request as JSON: a file, a URL, or - for standard input"
+REQUEST_HELP = (
+    "the CreateBatchCompletions request as JSON: a file, a URL, - for standard input, or env:NAME for the environment "
+    "variable NAME, which is removed once it was read"
+)
+
+ENVIRONMENT_HELP = """\
+storage, by environment variables:
+  LLMENGINE_STORAGE_OPTIONS       fsspec's options by protocol as JSON, such as {"s3": {"endpoint_url": "https://..."}}
+  LLMENGINE_STORAGE_OPTIONS_FILE  a JSON file of that form; its options stand above those of the variable
+  AWS_ACCESS_KEY_ID and the like  credentials, as the store's own library takes them
+  The first two and AWS's credentials are removed once they were read, so that the engine does not inherit them.
+"""
 
 EXIT_CODES_HELP = """\
 exit codes:
@@ -81,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RequestInvalidError as error:
         logger.error("the request can't be run:\n%s", textwrap.indent(str(error), "  "))
         return ExitCode.BAD_REQUEST
-    except (NoSuchJobError, JobMismatchError, EngineUnavailableError) as error:
+    except (NoSuchJobError, JobMismatchError, EngineUnavailableError, EnvironmentInvalidError) as error:
         logger.error("%s", error)
         return ExitCode.BAD_REQUEST
     except StorageError as error:
@@ -124,18 +141,18 @@ def _collect(options: argparse.Namespace) -> int:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    validate_request(_read_request(Storage(), options.request))
+    validate_request(_read_request(_storage(options), options.request))
     _say("valid")
     return ExitCode.DONE
 
 
 def _plan(options: argparse.Namespace) -> int:
-    _say(*plan(validate_request(_read_request(Storage(), options.request))).lines())
+    _say(*plan(validate_request(_read_request(_storage(options), options.request))).lines())
     return ExitCode.DONE
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = job_status(Storage(), options.output)
+    status = job_status(_storage(options), options.output)
     if options.json:
         _say(
             json.dumps(
@@ -158,7 +175,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    storage = Storage()
+    storage = _storage(options)
     if job_status(storage, options.output).state == "done":
         _say("the job is done already")
         return ExitCode.DONE
@@ -168,7 +185,7 @@ def _cancel(options: argparse.Namespace) -> int:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    storage = Storage()
+    storage = _storage(options)
     # A worker at work shows itself every few seconds; what is younger than that is nobody's leftover.
     older_than = max(options.older_than, 2 * HEARTBEAT_TIMEOUT_SECONDS)
     found = abandoned_scratch(storage, options.output, older_than_seconds=older_than)
@@ -186,18 +203,25 @@ def _clean(options: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _storage(options: argparse.Namespace, stop: Stop) -> Storage:
-    """Storage as a launcher has it, if one started this; its end is then this process's end."""
-    if options.control_fd is None:
-        return Storage()
+def _storage(options: argparse.Namespace, stop: Stop | None = None) -> Storage:
+    """Storage as a launcher has it, if one started this, and else as the environment says.
+
+    With ``stop``, the launcher's end is this process's end.
+    """
+    if stop is None or options.control_fd is None:
+        return Storage(take_storage_options())
     pipe = LauncherPipe(options.control_fd)
-    storage = Storage(pipe.read_storage_options())
+    storage = Storage(take_storage_options(pipe.read_storage_options()))
     pipe.watch(stop, options.grace_seconds)
     return storage
 
 
 def _read_request(storage: Storage, source: str) -> bytes:
-    return sys.stdin.buffer.read() if source == "-" else storage.location(source).read_bytes()
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if source.startswith(REQUEST_PREFIX):
+        return take_request(source.removeprefix(REQUEST_PREFIX))
+    return storage.location(source).read_bytes()
 
 
 def _attempt(options: argparse.Namespace) -> AttemptOptions:
@@ -448,7 +472,7 @@ def _add_command(
         help=summary,
         description=textwrap.dedent(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=EXIT_CODES_HELP if name in ("run", "collect") else None,
+        epilog=f"{EXIT_CODES_HELP}\n{ENVIRONMENT_HELP}" if name in ("run", "collect") else ENVIRONMENT_HELP,
     )
     sub.add_argument(
         "--log-format",
