@@ -137,7 +137,7 @@ class ClusterSettings(_Settings):
     """How pods are made in one cluster. Everything has a default that fits a cluster with NVIDIA's device plugin."""
 
     accelerator: Literal["gpu", "none"] = "gpu"
-    """``none``: pods ask for no GPU, for an engine that runs on the CPU."""
+    """``none``: pods ask for no GPU, whatever a request says, for an engine that runs on the CPU."""
     gpu_platform: Literal["gke", "eks", "nvidia"] = "nvidia"
     """Whose labels tell nodes' GPUs apart; ``nvidia`` is NVIDIA's GPU feature discovery, wherever it runs."""
     gpu_nodes: Annotated[dict[GpuType, GpuNodes], BeforeValidator(_parsed)] = {}

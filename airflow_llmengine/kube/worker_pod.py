@@ -25,7 +25,7 @@ from airflow_llmengine.kube.pod_parts import (
 )
 from airflow_llmengine.kube.security import secure
 from airflow_llmengine.kube.volume_source import volume_from_source
-from airflow_llmengine.kube.worker_resources import Role, WorkerResources, quantity_of_bytes, worker_resources
+from airflow_llmengine.kube.worker_resources import Role, WorkerResources, shared_memory_quantity, worker_resources
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError
 
@@ -169,8 +169,10 @@ def _add_storage(
     add_volume(pod, worker, scratch, SCRATCH_PATH)
     # A user without an entry in the image's /etc/passwd has no home and no name, and libraries ask for both.
     variables = {"HOME": SCRATCH_PATH, "USER": "llmengine"}
-    if resources.shared_memory is not None:
-        memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=quantity_of_bytes(resources.shared_memory))
+    if resources.ranks:
+        limit = (worker.resources.limits or {}).get("memory")
+        size = shared_memory_quantity(resources.ranks, None if limit is None else str(limit))
+        memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
         add_volume(pod, worker, k8s.V1Volume(name="llmengine-shm", empty_dir=memory), "/dev/shm")  # noqa: S108
     if cluster.cache_volume is not None and role == "replica":
         add_volume(pod, worker, volume_from_source("llmengine-cache", cluster.cache_volume), cluster.cache_path)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from decimal import Decimal
-from math import ceil
 from typing import Literal
 
 from airflow_llmengine.kube.cluster import ClusterSettings
@@ -34,8 +32,8 @@ class WorkerResources:
 
     requests: dict[str, str]
     limits: dict[str, str] = field(default_factory=dict)
-    shared_memory: int | None = None
-    """Most bytes of ``/dev/shm``; None: what the container runtime gives, 64 MiB."""
+    ranks: int = 0
+    """Processes of the engine that compute; 0: there is no engine."""
     gpus: int = 0
     placement: GpuPlacement | None = None
     """Where the GPUs are; None: there are none."""
@@ -61,13 +59,12 @@ def worker_resources(request: CreateBatchCompletionsV1Request, cluster: ClusterS
         for name, value in (("cpu", request.cpus), ("memory", request.memory), ("ephemeral-storage", request.storage))
         if value is not None
     }
-    shared = shared_memory(ranks, request.memory)
     defaults = {
         "cpu": str(CPUS_PER_GPU * gpus if gpus else CPUS_WITHOUT_GPU),
-        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared),
+        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared_memory(ranks, None)),
     }
     devices = {placement.resource: str(gpus)} if placement else {}
-    return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, shared, gpus, placement)
+    return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, ranks, gpus, placement)
 
 
 def worker_ranks(request: CreateBatchCompletionsV1Request) -> int:
@@ -77,31 +74,31 @@ def worker_ranks(request: CreateBatchCompletionsV1Request) -> int:
     return tensor * (model.pipeline_parallel_size or 1)
 
 
-def shared_memory(ranks: int, memory: str | float | None) -> int:
+def shared_memory(ranks: int, memory_limit: str | None) -> int:
     """Most bytes of ``/dev/shm``.
 
     The engine's processes hand each other tensors and messages through it, and NCCL its buffers where GPUs can't reach
     one another directly; the 64 MiB that a container has otherwise end in a bus error. 1 GiB for each rank and one
     for the engine itself is what deployments of vLLM give; only what is written takes memory. It counts as memory of
-    the container, so where a limit was given it is at most half of that.
+    the container, so where that has a limit it is at most half of it.
 
     Args:
         ranks: Processes of the engine that compute.
-        memory: The limit of the container, in bytes or as a quantity; None: none.
+        memory_limit: The limit of the container as a quantity; None: none.
     """
     wanted = (1 + ranks) * GIB
-    limit = None if memory is None else parse_quantity(str(memory))
+    limit = None if memory_limit is None else parse_quantity(memory_limit)
     return wanted if limit is None else max(1, min(wanted, int(limit / 2)))
 
 
-def _bytes(amount: Decimal | float) -> str:
-    whole = ceil(amount)
+def _bytes(amount: int) -> str:
+    """As a quantity, in the largest unit that keeps it whole: ``2Gi``."""
     for suffix, unit in (("Gi", GIB), ("Mi", 2**20)):
-        if whole % unit == 0:
-            return f"{whole // unit}{suffix}"
-    return str(whole)
+        if amount % unit == 0:
+            return f"{amount // unit}{suffix}"
+    return str(amount)
 
 
-def quantity_of_bytes(amount: int) -> str:
-    """Bytes as a quantity, in the largest unit that keeps it whole: ``2Gi``."""
-    return _bytes(amount)
+def shared_memory_quantity(ranks: int, memory_limit: str | None) -> str:
+    """``shared_memory`` as Kubernetes writes it."""
+    return _bytes(shared_memory(ranks, memory_limit))
