@@ -7,7 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 PROTOCOL_VERSION = 1
-"""Version of the job directory's layout and of these documents."""
+"""Version of the job directory's layout and of these documents; ``job_version`` says who may go on with which.
+
+It is raised when a version that does not know of a change would spoil a job. A new field that may be ignored is no such
+change.
+"""
+
+OLDEST_PROTOCOL_VERSION = 1
+"""The oldest version with which this one can still go on."""
 
 RESULT_FORMAT_VERSION = 1
 """Version of what an output element looks like. A part of the fingerprint: formats never mix in one output."""
@@ -55,7 +62,10 @@ class CurrentJob(StateDocument):
 
 
 class JobDocument(StateDocument):
-    """``job.json``: the launch. Written by whoever launches; a new series writes it anew, with a new deadline."""
+    """``job.json``: the launch. Written by whoever launches; a new series writes it anew, with a new deadline.
+
+    A later version may add to it, and takes nothing away: an older worker must be able to read whose job it refuses.
+    """
 
     protocol_version: int = PROTOCOL_VERSION
     plugin_version: str

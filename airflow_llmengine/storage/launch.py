@@ -13,6 +13,7 @@ from typing import Any, Literal
 from airflow_llmengine import __version__
 from airflow_llmengine.spec.identity import fingerprint, inline_identity
 from airflow_llmengine.spec.job_state import PROTOCOL_VERSION, CurrentJob, JobDocument, JobHandle
+from airflow_llmengine.spec.job_version import version_fault
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.plan import max_runtime_sec
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -112,6 +113,8 @@ def launch_job(
     directory.output.require_commits()
     scratch = directory.scratch(handle)
     job = scratch.read_job()
+    if job is not None and (fault := version_fault(job)) is not None:
+        raise LaunchRefusedError(f"{directory.root}: {fault}.")
     if job is not None and job.series == series:
         cancelled = directory.read_cancel()
         if cancelled is not None and (cancelled.fingerprint, cancelled.generation) == (job_fingerprint, generation):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.identity import fingerprint
 from airflow_llmengine.spec.job_state import JobHandle, PinnedInput
+from airflow_llmengine.spec.job_version import differs_from_launcher, version_fault
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.errors import StorageError
@@ -296,11 +298,20 @@ def join_job(
     current = directory.read_current()
     if current is None:
         raise JobMismatchError(f"no job was launched for {request.output_data_path}: launch it first")
+    # Asked directly, and not by a listing, which may be late.
+    handle = JobHandle(path=directory.output.url, fingerprint=current.fingerprint, generation=current.generation)
+    job = directory.scratch(handle).read_job()
+    if job is not None and (fault := version_fault(job)) is not None:
+        raise JobMismatchError(fault)
     if current.fingerprint != expected:
+        other_version = None if job is None else differs_from_launcher(job)
         raise JobMismatchError(
             f"the job launched for {request.output_data_path} is {current.fingerprint}, and the request given here "
-            f"makes {expected}: its input was replaced since, or another job was launched for the same output; "
-            "launch it again"
+            f"makes {expected}: "
+            + (
+                other_version
+                or "its input was replaced since, or another job was launched for the same output; launch it again"
+            )
         )
     if generation is not None and generation > current.generation:
         raise JobMismatchError(
@@ -312,15 +323,32 @@ def join_job(
             f"generation {generation} of {request.output_data_path} is to be joined, and {current.generation} is the "
             "current one: another launch took over"
         )
-    # Asked directly, and not by a listing, which may be late.
-    handle = JobHandle(path=directory.output.url, fingerprint=expected, generation=current.generation)
-    job = directory.scratch(handle).read_job()
     if job is None:
         manifest = directory.valid_manifest()
         if manifest is not None and manifest.fingerprint == expected:
             return Launch(manifest.handle, deadline=time.time(), created=manifest.created, manifest=manifest)
         raise JobMismatchError(f"the job directory of {request.output_data_path} has no job.json: launch it again")
     return Launch(handle=handle, deadline=job.deadline, created=job.created, resumed=True)
+
+
+def explain_by_version(storage: Storage, request: bytes) -> None:
+    """Find out whether a request of a launched job is refused here because another version wrote it.
+
+    Raises:
+        JobMismatchError: It was launched by another version than this one.
+    """
+    try:
+        path = json.loads(request)["output_data_path"]
+        directory = JobDirectory(storage, path)
+        current = directory.read_current()
+        handle = current and JobHandle(path=path, fingerprint=current.fingerprint, generation=current.generation)
+        job = handle and directory.scratch(handle).read_job()
+    except (ValueError, TypeError, KeyError, AttributeError, StorageError):
+        # The refusal of the request is what there is to tell.
+        return
+    fault = job and (version_fault(job) or differs_from_launcher(job))
+    if fault:
+        raise JobMismatchError(fault)
 
 
 class _LastWords:

@@ -17,6 +17,7 @@ from airflow_llmengine import __version__
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.plan import plan
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_leftovers, delete_scratch
 from airflow_llmengine.storage.errors import StorageError
@@ -29,6 +30,7 @@ from airflow_llmengine.worker.attempt import (
     AttemptOutcome,
     JobMismatchError,
     collect_job,
+    explain_by_version,
     given_back,
     join_job,
     run_attempt,
@@ -115,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
     storage = _storage(options, stop)
-    request = validate_request(_read_request(storage, options.request))
+    request = _job_request(storage, options)
     return _end(run_attempt(storage, request, _attempt(options), stop))
 
 
@@ -124,7 +126,7 @@ def _collect(options: argparse.Namespace) -> int:
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
     storage = _storage(options, stop)
-    request = validate_request(_read_request(storage, options.request))
+    request = _job_request(storage, options)
     # Only its name: collecting needs no engine, and may run where none is installed.
     engine = engine_name()
     launch = join_job(
@@ -222,6 +224,20 @@ def _read_request(storage: Storage, source: str) -> bytes:
     if source.startswith(REQUEST_PREFIX):
         return take_request(source.removeprefix(REQUEST_PREFIX))
     return storage.location(source).read_bytes()
+
+
+def _job_request(storage: Storage, options: argparse.Namespace) -> CreateBatchCompletionsV1Request:
+    source = _read_request(storage, options.request)
+    try:
+        return validate_request(source)
+    except RequestInvalidError as error:
+        if options.launched:
+            try:
+                explain_by_version(storage, source)
+            except JobMismatchError as version:
+                refusals = "; ".join(map(str, error.refusals))
+                raise JobMismatchError(f"the request can't be run here: {refusals}; {version}") from None
+        raise
 
 
 def _attempt(options: argparse.Namespace) -> AttemptOptions:
