@@ -9,6 +9,7 @@
     ├── JobNotLaunchedError           *     the task group's plan launched no job, so there is nothing to collect
     ├── StorageFailedError                  input, output or job directory could not be read or written
     ├── StorageRefusedError           *     storage does not have what is asked for, or refuses it
+    ├── ClusterUnavailableError             the Kubernetes API did not answer, or could not serve just then
     ├── TaskKilledError                     Airflow ended the task: killed, cleared, marked, or shut down
     └── JobFailedError                      the worker ended without a result
         ├── InputRefusedError         *     the input as a whole, or the model, can't be used
@@ -20,7 +21,23 @@
         ├── JobInterruptedError             the worker was told to stop and saved its work
         ├── EngineDiedError                 the engine could not be started, or died
         ├── WorkerDiedError                 the worker process was killed, or failed by a defect
-        └── ResultMissingError              the worker said "done", and no valid manifest says so
+        ├── ResultMissingError              the worker said "done", and no valid manifest says so
+        └── PodFailedError                  the worker's pod could not be made or started, or was ended
+            ├── PodQuotaError               the namespace's quota leaves no room for it
+            ├── PodUnschedulableError       no node takes it, or its queue does not admit it
+            ├── ImagePullError              its image could not be pulled in time
+            ├── PodStartError               it could not be started, for a reason that may pass
+            ├── PodRejectedError      *     the API server refuses it
+            ├── ImageUnavailableError *     there is no such image, or no permission to pull it
+            ├── PodMisconfiguredError *     it names what does not exist, or asks for what can't be run
+            ├── WorkerOutOfMemoryError      killed for its memory, after something was generated
+            ├── ModelOutOfMemoryError *     killed for its memory, before anything was
+            ├── WorkerOutOfStorageError     evicted for its ephemeral storage, after something was generated
+            ├── ModelOutOfStorageError *    evicted for its ephemeral storage, before anything was
+            ├── PodPreemptedError           its place was given to a pod of a higher priority
+            ├── PodEvictedError             evicted for the sake of its node, or by somebody who drains it
+            ├── NodeLostError               its node shut down, or does not answer
+            └── PodDeletedError             somebody deleted it
 
 ``*``: trying again without a change does not help. These are ``AirflowFailException`` too, so the task fails at once
 and keeps its retries; ``retry_helps`` says the same to a callback or a ``RetryPolicy``. After all others Airflow's
@@ -76,6 +93,10 @@ class StorageRefusedError(_FailsAtOnce, LLMEngineError):
     """Storage does not have what is asked for, or refuses it: a missing input, no permission, an unknown scheme."""
 
 
+class ClusterUnavailableError(LLMEngineError):
+    """The Kubernetes API did not answer, or could not serve just then."""
+
+
 class TaskKilledError(LLMEngineError):
     """Airflow ended the task while it ran. Never a success, even if the work was done by then."""
 
@@ -122,3 +143,67 @@ class WorkerDiedError(JobFailedError):
 
 class ResultMissingError(JobFailedError):
     """The worker said "done", and no valid manifest of this job says so."""
+
+
+class PodFailedError(JobFailedError):
+    """The worker's pod could not be made or started, or something else than the worker ended it."""
+
+
+class PodQuotaError(PodFailedError):
+    """The namespace's quota leaves no room for the pod just now."""
+
+
+class PodUnschedulableError(PodFailedError):
+    """No node takes the pod, or its queue has not admitted it in time."""
+
+
+class ImagePullError(PodFailedError):
+    """The pod's image could not be pulled in time, for a reason that may pass."""
+
+
+class PodStartError(PodFailedError):
+    """The pod could not be started, for a reason that may pass."""
+
+
+class PodRejectedError(_FailsAtOnce, PodFailedError):
+    """The API server refuses the pod: permissions, admission, a quota that it can never fit, an invalid field."""
+
+
+class ImageUnavailableError(_FailsAtOnce, PodFailedError):
+    """There is no such image, or no permission to pull it."""
+
+
+class PodMisconfiguredError(_FailsAtOnce, PodFailedError):
+    """The pod names what does not exist, such as a Secret, or asks for what can't be run."""
+
+
+class WorkerOutOfMemoryError(PodFailedError):
+    """The worker was killed for its memory after something was generated. Retries find a record that does it."""
+
+
+class ModelOutOfMemoryError(_FailsAtOnce, PodFailedError):
+    """The worker was killed for its memory before it generated anything."""
+
+
+class WorkerOutOfStorageError(PodFailedError):
+    """The pod was evicted for its ephemeral storage after something was generated."""
+
+
+class ModelOutOfStorageError(_FailsAtOnce, PodFailedError):
+    """The pod was evicted for its ephemeral storage before anything was generated."""
+
+
+class PodPreemptedError(PodFailedError):
+    """The pod's place was given to a pod of a higher priority."""
+
+
+class PodEvictedError(PodFailedError):
+    """The pod was evicted for the sake of its node, or by somebody who drains it."""
+
+
+class NodeLostError(PodFailedError):
+    """The pod's node shut down, was taken away, or does not answer."""
+
+
+class PodDeletedError(PodFailedError):
+    """Somebody, or something in the cluster, deleted the pod."""
