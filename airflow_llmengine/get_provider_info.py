@@ -61,6 +61,8 @@ def _connection_type() -> dict[str, Any]:
             "hidden-fields": ["host", "schema", "login", "password", "port", "extra"],
             "placeholders": {
                 "storage_conn_id": "aws_default",
+                "kubernetes_conn_id": "kubernetes_default",
+                "cluster": '{"gpu_platform": "gke", "service_account_name": "llm-worker", "queue": "batch"}',
                 "storage_options": '{"s3": {"endpoint_url": "http://minio:9000"}}',
                 "request_defaults": '{"max_runtime_sec": 14400, "model_config": {"dtype": "bfloat16"}}',
                 "worker_environment": '{"HF_HOME": "/mnt/models"}',
@@ -71,7 +73,7 @@ def _connection_type() -> dict[str, Any]:
                 "label": "Launcher",
                 "description": (
                     "Where the model runs. local: in a process on the machine of the Airflow worker. "
-                    "kubernetes: in a pod; this version refuses it when a task runs."
+                    "kubernetes: in a pod of its own."
                 ),
                 "schema": {"type": "string", "enum": ["local", "kubernetes"], "default": "local"},
             },
@@ -109,13 +111,40 @@ def _connection_type() -> dict[str, Any]:
             },
             "image": {
                 "label": "Worker image",
-                "description": "Launcher kubernetes: the worker's container image. The launcher local ignores it.",
+                "description": (
+                    "Launcher kubernetes: the worker's container image. The launcher local ignores it, like all "
+                    "fields that follow until local workers."
+                ),
                 "schema": {"type": ["string", "null"]},
             },
             "namespace": {
                 "label": "Namespace",
-                "description": "Launcher kubernetes: the namespace of its pods. The launcher local ignores it.",
+                "description": (
+                    "The namespace of the pods. Empty: that of the Kubernetes connection, or of Airflow's own pod."
+                ),
                 "schema": {"type": ["string", "null"]},
+            },
+            "kubernetes_conn_id": {
+                "label": "Kubernetes connection id",
+                "description": "How the cluster is reached. Empty: kubernetes_default, or what the machine has.",
+                "schema": {"type": ["string", "null"]},
+            },
+            "pod_credentials": {
+                "label": "Pod credentials",
+                "description": (
+                    "How a pod reaches storage. pod: by its service account, or by the Secret that cluster names. "
+                    "connection: by the storage connection's credentials, in a Secret that is deleted with the pod."
+                ),
+                "schema": {"type": "string", "enum": ["pod", "connection"], "default": "pod"},
+            },
+            "cluster": {
+                "label": "Cluster (JSON)",
+                "description": (
+                    "How pods are made: accelerator, gpu_platform, gpu_nodes, service_account_name, "
+                    "credentials_secret, hugging_face_secret, image_pull_secrets, queue, cache_volume, cache_path, "
+                    "node_selector, tolerations."
+                ),
+                "schema": {"type": ["string", "null"], "format": "json"},
             },
             "local_workers": {
                 "label": "Local workers",
@@ -128,8 +157,8 @@ def _connection_type() -> dict[str, Any]:
             "python": {
                 "label": "Worker's Python",
                 "description": (
-                    "Launcher local: path of the Python interpreter that has this package and the engine installed. "
-                    "Empty: the one that Airflow runs with."
+                    "Path of the Python interpreter that has this package and the engine installed, on the machine "
+                    "or in the image. Empty: the one that Airflow runs with, or the image's python."
                 ),
                 "schema": {"type": ["string", "null"]},
             },
@@ -165,6 +194,17 @@ def _configuration() -> dict[str, Any]:
                 "type": "integer",
                 "example": None,
                 "default": "65536",
+            },
+            "finished_pod_ttl_seconds": {
+                "description": (
+                    "How many seconds a worker's pod that has ended is kept, for people to look at, where it is not "
+                    "deleted at once (the operator's on_finish_action). The next task that makes a pod in the same "
+                    "namespace deletes those that are older."
+                ),
+                "version_added": "0.1.0",
+                "type": "integer",
+                "example": None,
+                "default": "86400",
             },
             "runtime_directory": {
                 "description": (

@@ -11,13 +11,21 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
+from airflow_llmengine.kube.cluster import ClusterSettings
 
 NOT_BY_DEFAULT = ("input_data_path", "content", "output_data_path", "tool_config")
 """Fields of a request that say what one job is: a connection can't give them."""
 
 NOT_BY_DEFAULT_IN_MODEL_CONFIG = ("model", "chat_template")
 
-RESERVED_VARIABLES = ("LLMENGINE_ENGINE", "LLMENGINE_WORKER", "LLMENGINE_LAUNCHER")
+RESERVED_VARIABLES = (
+    "LLMENGINE_ENGINE",
+    "LLMENGINE_WORKER",
+    "LLMENGINE_LAUNCHER",
+    "LLMENGINE_REQUEST",
+    "LLMENGINE_STORAGE_OPTIONS",
+    "LLMENGINE_STORAGE_OPTIONS_FILE",
+)
 """Environment variables of the worker that the launcher sets itself."""
 
 _SECRET_OPTION = re.compile(
@@ -57,13 +65,20 @@ class ConnectionSettings(BaseModel):
     request_defaults: JSONObject = {}
     """Fields of a request that it does not give itself; ``model_config`` field by field."""
     image: str | None = None
-    """The worker's container image. For the launcher ``kubernetes`` only."""
+    """The worker's container image. For the launcher ``kubernetes`` only, like all until ``cluster``."""
     namespace: str | None = None
-    """The namespace of the worker's pods. For the launcher ``kubernetes`` only."""
+    """The namespace of the worker's pods; by default that of the Kubernetes connection, or of Airflow's own pod."""
+    kubernetes_conn_id: str | None = None
+    """A Kubernetes connection; without it, that of the pod operator, or what Airflow's machine has."""
+    pod_credentials: Literal["pod", "connection"] = "pod"
+    """How a pod reaches storage: ``pod``, by what it has itself, its service account or a Secret of the cluster;
+    ``connection``, by the storage connection's credentials, in a Secret that is deleted with the pod."""
+    cluster: Annotated[ClusterSettings, BeforeValidator(_parsed)] = ClusterSettings()
+    """How pods are made in the cluster."""
     local_workers: int = Field(default=1, ge=1)
     """How many local workers may run at once on one machine."""
     python: str | None = None
-    """The local worker's Python interpreter; without it, the one that this process runs with."""
+    """The worker's Python interpreter; without it, the one that this process runs with, or ``python`` of the image."""
     worker_environment: Annotated[dict[str, str], BeforeValidator(_parsed)] = {}
     """Environment variables for the worker. No secrets."""
 

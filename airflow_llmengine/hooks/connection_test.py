@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
+from airflow_llmengine.hooks.cluster_test import test_cluster
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
-from airflow_llmengine.hooks.local_launch import require_local_launcher, worker_environment
+from airflow_llmengine.hooks.local_launch import worker_environment
 from airflow_llmengine.hooks.storage_credentials import s3_hook, storage_options
 
 TIMEOUT_SECONDS = 60
@@ -35,8 +36,9 @@ def test_settings(settings: ConnectionSettings) -> str:
     Raises:
         ConnectionUnusableError: Something is missing; the message says what.
     """
-    require_local_launcher(settings)
     _check_request_defaults(settings)
+    if settings.launcher == "kubernetes":
+        return f"{test_cluster(settings)}; {_try_storage(settings)}."
     python = settings.python or sys.executable
     version = _ask(settings, [python, "-m", "airflow_llmengine.worker", "--version"], "the worker can't be started")
     _ask(settings, [python, "-c", _LOOK_FOR_ENGINE, settings.engine], f"the engine {settings.engine} can't be used")

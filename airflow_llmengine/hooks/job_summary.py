@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_llmengine.exceptions import TooManyFailedRecordsError
 
 if TYPE_CHECKING:
+    from airflow_llmengine.spec.job_state import JobHandle
     from airflow_llmengine.spec.manifest import Manifest
 
 
@@ -25,6 +26,17 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "completion_tokens": manifest.completion_tokens,
         "model": manifest.model,
         "job": manifest.handle.model_dump(mode="json"),
+    }
+
+
+def launched_summary(handle: JobHandle) -> dict[str, Any]:
+    """What the next tasks get of a job that was only launched: for a sensor, which waits for it."""
+    from airflow_llmengine.storage.layout import MANIFEST_SUFFIX
+
+    return {
+        "output_data_path": handle.path,
+        "manifest_path": f"{handle.path}{MANIFEST_SUFFIX}",
+        "job": handle.model_dump(mode="json"),
     }
 
 

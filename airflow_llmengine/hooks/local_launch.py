@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_llmengine.exceptions import KEPT, ConnectionUnusableError, DeadlineExceededError, TaskKilledError
 from airflow_llmengine.hooks.leftovers import WorkerMark, end_leftovers
 from airflow_llmengine.hooks.local_worker import LocalWorker, WorkerOutcome
+from airflow_llmengine.hooks.worker_attempt import WORKER_MODULE, WorkerAttempt
 from airflow_llmengine.hooks.worker_slots import (
     NoFreeSlotError,
     SlotDirectoryError,
@@ -23,25 +23,9 @@ from airflow_llmengine.hooks.worker_slots import (
 
 if TYPE_CHECKING:
     from airflow_llmengine.hooks.connection_settings import ConnectionSettings
-    from airflow_llmengine.spec.job_state import JobHandle
-
-WORKER_MODULE = "airflow_llmengine.worker"
 
 PRIVATE_VARIABLES = ("AIRFLOW_", "_AIRFLOW_", "__AIRFLOW_")
 """Airflow's own environment: it holds connections, keys and the metadata database's address, and is not passed on."""
-
-
-def require_local_launcher(settings: ConnectionSettings) -> None:
-    """Refuse a launcher that this version does not have.
-
-    Raises:
-        ConnectionUnusableError: It is not ``local``.
-    """
-    if settings.launcher != "local":
-        raise ConnectionUnusableError(
-            f"The launcher {settings.launcher} is not available in this version: set the connection's field launcher "
-            "to local."
-        )
 
 
 def worker_environment(settings: ConnectionSettings) -> dict[str, str]:
@@ -50,30 +34,9 @@ def worker_environment(settings: ConnectionSettings) -> dict[str, str]:
     return {**inherited, **settings.worker_environment, "LLMENGINE_ENGINE": settings.engine}
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class LocalAttempt:
-    """What one attempt runs. Has no repr: it holds the user's text and credentials."""
-
-    handle: JobHandle
-    """What is joined: this generation, or none."""
-    owner: str
-    series: str
-    request: bytes
-    """The request as JSON."""
-    storage_options: Mapping[str, Mapping[str, Any]]
-    deadline: float
-    """Seconds since the epoch after which nothing may run."""
-    max_error_rate: float | None
-    replica: int | None = 0
-    """Which share is done; None: the shares that were done are put together."""
-    replicas: int = 1
-    launched_by: str = "the task"
-    """What to clear for a new launch."""
-
-    @property
-    def mark(self) -> WorkerMark:
-        """What its worker's processes carry."""
-        return WorkerMark(self.handle.path, self.replica, self.series)
+def mark_of(attempt: WorkerAttempt) -> WorkerMark:
+    """What the processes of an attempt's worker carry."""
+    return WorkerMark(attempt.handle.path, attempt.replica, attempt.series)
 
 
 class LocalLauncher:
@@ -94,7 +57,6 @@ class LocalLauncher:
         runtime_directory: str,
         log: Callable[[int, str], None],
     ) -> None:
-        require_local_launcher(settings)
         self._settings = settings
         self._grace_seconds = grace_seconds
         self._runtime_directory = runtime_directory
@@ -112,8 +74,15 @@ class LocalLauncher:
         """End what an earlier attempt of this worker left running on this machine, and wait for it."""
         end_leftovers(mark, grace_seconds=self._grace_seconds, check=self._check, log=self._warn)
 
-    def run(self, attempt: LocalAttempt) -> WorkerOutcome:
+    def run(
+        self, attempt: WorkerAttempt, *, request: bytes, storage_options: Mapping[str, Mapping[str, Any]]
+    ) -> WorkerOutcome:
         """Run a worker to its end. One that needs an engine waits for a free slot of this machine first.
+
+        Args:
+            attempt: What it is told.
+            request: The request as JSON: the user's text.
+            storage_options: Options of fsspec by protocol, credentials included.
 
         Raises:
             TaskKilledError: ``stop`` was called before the worker was started.
@@ -121,14 +90,14 @@ class LocalLauncher:
             ConnectionUnusableError: The worker can't be started on this machine.
         """
         if attempt.replica is None:
-            return self._work(attempt)
+            return self._work(attempt, request, storage_options)
         slot = self._take_slot(attempt)
         try:
-            return self._work(attempt, inherited=(slot.fileno(),))
+            return self._work(attempt, request, storage_options, inherited=(slot.fileno(),))
         finally:
             slot.release()
 
-    def _take_slot(self, attempt: LocalAttempt) -> WorkerSlot:
+    def _take_slot(self, attempt: WorkerAttempt) -> WorkerSlot:
         try:
             return take_slot(
                 self._directory(),
@@ -146,13 +115,20 @@ class LocalLauncher:
         except SlotDirectoryError as error:
             raise ConnectionUnusableError(str(error)) from error
 
-    def _work(self, attempt: LocalAttempt, inherited: Sequence[int] = ()) -> WorkerOutcome:
+    def _work(
+        self,
+        attempt: WorkerAttempt,
+        request: bytes,
+        storage_options: Mapping[str, Mapping[str, Any]],
+        inherited: Sequence[int] = (),
+    ) -> WorkerOutcome:
+        mark = mark_of(attempt)
         try:
             self._worker = LocalWorker(
-                self._command(attempt),
-                request=attempt.request,
-                storage_options=attempt.storage_options,
-                environment={**worker_environment(self._settings), **attempt.mark.environment()},
+                [self._python, "-m", WORKER_MODULE, *attempt.arguments("-", grace_seconds=self._grace_seconds)],
+                request=request,
+                storage_options=storage_options,
+                environment={**worker_environment(self._settings), **mark.environment()},
                 grace_seconds=self._grace_seconds,
                 log=self._log,
                 inherited=inherited,
@@ -167,34 +143,11 @@ class LocalLauncher:
         finally:
             self._worker = None
             # Nothing that left the worker's process group stays either.
-            end_leftovers(attempt.mark, grace_seconds=0, check=lambda: None, log=self._warn)
+            end_leftovers(mark, grace_seconds=0, check=lambda: None, log=self._warn)
 
     @property
     def _python(self) -> str:
         return self._settings.python or sys.executable
-
-    def _command(self, attempt: LocalAttempt) -> list[str]:
-        command = [
-            self._python,
-            "-m",
-            WORKER_MODULE,
-            "collect" if attempt.replica is None else "run",
-            "-",
-            f"--generation={attempt.handle.generation}",
-            f"--owner={attempt.owner}",
-            f"--grace-seconds={self._grace_seconds}",
-            "--log-format=json",
-        ]
-        if attempt.replica is not None:
-            command += [
-                "--launched",
-                f"--series={attempt.series}",
-                f"--replica={attempt.replica}",
-                f"--replicas={attempt.replicas}",
-            ]
-        if attempt.max_error_rate is not None:
-            command.append(f"--max-error-rate={attempt.max_error_rate!r}")
-        return command
 
     def _directory(self) -> Path:
         return runtime_directory(self._runtime_directory)

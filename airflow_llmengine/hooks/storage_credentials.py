@@ -17,10 +17,23 @@ def storage_options(settings: ConnectionSettings) -> dict[str, dict[str, Any]]:
     Raises:
         ConnectionUnusableError: The storage connection is not there, is not an AWS connection, or has no credentials.
     """
+    from airflow_llmengine.storage.options import laid_over
+
     options = {} if settings.storage_conn_id is None else {"s3": _s3_options(settings.storage_conn_id)}
-    for protocol, values in settings.storage_options.items():
-        options[protocol] = _laid_over(options.get(protocol, {}), values)
-    return options
+    return laid_over(options, settings.storage_options)
+
+
+CREDENTIAL_OPTIONS = ("key", "secret", "token", "username", "password")
+"""Options of fsspec's file systems that are credentials, as this module makes them."""
+
+
+def without_credentials(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Options by protocol that anybody may see: where a store is, and how it is spoken to."""
+    public = {
+        protocol: {name: value for name, value in values.items() if name not in CREDENTIAL_OPTIONS}
+        for protocol, values in options.items()
+    }
+    return {protocol: values for protocol, values in public.items() if values}
 
 
 def s3_hook(conn_id: str) -> Any:
@@ -78,11 +91,3 @@ def _s3_options(conn_id: str) -> dict[str, Any]:
         "config_kwargs": connection.extra_config.get("config_kwargs"),
     }
     return {name: value for name, value in options.items() if value}
-
-
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**below, **above}
-    for name in below.keys() & above.keys():
-        if isinstance(below[name], Mapping) and isinstance(above[name], Mapping):
-            merged[name] = {**below[name], **above[name]}
-    return merged

@@ -32,6 +32,9 @@ PROTOCOL_ANNOTATION = "airflow-llmengine/protocol-version"
 COLLECT = "collect"
 """The value of ``REPLICA_ANNOTATION`` of the pod that puts the shares together."""
 
+MANAGED_BY = "app.kubernetes.io/managed-by=airflow-llmengine"
+"""Selects all objects of this package."""
+
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Kueue's LocalQueue."""
 
@@ -90,7 +93,7 @@ def common_labels(cluster: ClusterSettings, *, component: str) -> dict[str, str]
     labels = {
         "app.kubernetes.io/name": "airflow-llmengine",
         "app.kubernetes.io/component": component,
-        "app.kubernetes.io/managed-by": "airflow-llmengine",
+        **dict([MANAGED_BY.split("=")]),
         "app.kubernetes.io/version": suggested_label(__version__) or "unknown",
     }
     return labels | ({QUEUE_LABEL: cluster.queue} if cluster.queue else {})

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.hooks.job_failure import job_failure
-from airflow_llmengine.hooks.job_summary import accepted_summary
+from airflow_llmengine.hooks.job_summary import accepted_summary, launched_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from airflow_llmengine.operators.batch_task import BatchTaskMixin
 from airflow_llmengine.operators.launching import launch, series_of
-from airflow_llmengine.operators.request_arguments import has_template
+from airflow_llmengine.operators.request_arguments import has_template, pool_slots
+from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+    from airflow_llmengine.operators.worker_pod import WorkerEnd
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
 
-class LLMEngineBatchCompletionsMixin(BatchTaskMixin):
+class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
     """Runs a batch completion job, in front of a pod operator.
 
     To run with another pod operator than KubernetesPodOperator, put this in front of it::
@@ -34,54 +35,67 @@ class LLMEngineBatchCompletionsMixin(BatchTaskMixin):
     ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job`` (the job handle), each also under its own key, so
     that ``task.output["output_data_path"]`` is the path. It never holds data.
 
-    Its arguments are those of ``BatchTaskMixin``. It is one replica: for ``data_parallelism`` there is
-    ``LLMEngineBatchCompletionsTaskGroup``.
+    It is one replica: for ``data_parallelism`` there is ``LLMEngineBatchCompletionsTaskGroup``.
+
+    Args:
+        wait_for_completion: Whether the task waits for the job. If not, it ends as soon as the pod is made, and its
+            XCom is ``output_data_path``, ``manifest_path`` and ``job``: a sensor that is given that waits for the job,
+            and deletes the pod. Only with the launcher ``kubernetes``.
+        kwargs: The arguments of ``BatchTaskMixin``. In a ``pool`` the task takes as many slots as it has ``gpus``, if
+            that is a number in the DAG, unless ``pool_slots`` says otherwise.
     """
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def __init__(self, *, wait_for_completion: bool = True, **kwargs: Any) -> None:
+        super().__init__(**{**pool_slots(kwargs, kwargs), **kwargs})
+        self.wait_for_completion = wait_for_completion
+
+    def execute(self, context: Context) -> dict[str, Any] | None:
         """Run the job, or find that it is done, and give its summary.
 
         Raises:
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
-        from airflow_llmengine.hooks.leftovers import WorkerMark
-        from airflow_llmengine.hooks.local_launch import LocalAttempt
-        from airflow_llmengine.operators.staging import encode_request
+        from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
-        launcher = self._make_launcher(hook)
+        self._prepare(hook)
         request = self._checked_request(hook)
         ti = context["ti"]
         owner, series = f"{ti.dag_id}/{ti.task_id}", series_of(ti)
-        launcher.end_leftovers(WorkerMark(hook.output_url(request), 0, series))
+        self._end_leftovers(hook.output_url(request), 0, series)
         launched, request = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
         if launched.manifest is not None:
+            self._tidy_pods(context)
             return self._succeed(launched.manifest, options.max_error_rate)
-        outcome = launcher.run(
-            LocalAttempt(
-                handle=launched.handle,
-                owner=owner,
-                series=series,
-                request=encode_request(request),
-                storage_options=hook.storage_options,
-                deadline=launched.deadline,
-                max_error_rate=options.max_error_rate,
-            )
-        )
-        # What stands on storage counts, not what the worker says.
-        manifest = hook.read_manifest(launched.handle)
-        if manifest is not None:
-            return self._succeed(manifest, options.max_error_rate)
-        self._refuse_if_ended()
-        raise job_failure(
-            outcome.exit_code,
-            outcome.last_error,
+        attempt = WorkerAttempt(
             handle=launched.handle,
-            deadline=launched.deadline,
-            status=hook.get(launched.handle.path),
+            owner=owner,
             series=series,
+            deadline=launched.deadline,
+            max_error_rate=options.max_error_rate,
         )
+        if not self.wait_for_completion:
+            self._start_pod(context, hook, attempt, request)
+            return launched_summary(attempt.handle)
+        return self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+
+    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> dict[str, Any]:
+        # What stands on storage counts, not what the worker says.
+        manifest = hook.read_manifest(attempt.handle)
+        if manifest is not None:
+            return self._succeed(manifest, attempt.max_error_rate)
+        self._refuse_if_ended()
+        raise end.failure(
+            attempt, hook.get(attempt.handle.path), series=attempt.series, launched_by=attempt.launched_by
+        )
+
+    def _refuse_without_pods(self) -> None:
+        if not self.wait_for_completion:
+            raise RequestRefusedError(
+                "wait_for_completion=False goes with the launcher kubernetes only: a local worker ends with its task. "
+                "Leave it out."
+            )
 
     def _refuse_early(self) -> None:
         super()._refuse_early()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.configuration import conf
 
 from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context, XComArg
 
-    from airflow_llmengine.hooks.local_launch import LocalLauncher
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
 
@@ -64,8 +62,9 @@ class BatchTaskMixin(BaseOperator):
         nodes_per_worker: See ``cpus``.
         do_xcom_push: Whether the result is pushed.
         multiple_outputs: Whether each field of the result is pushed under its own key, too.
-        kwargs: What the pod operator and BaseOperator take. A job that runs in a local process only uses
-            ``termination_grace_period`` of the pod's options: the seconds it has to save its work when it is ended.
+        kwargs: What the pod operator and BaseOperator take; it goes before what the connection says. A job that runs
+            in a local process only uses ``termination_grace_period`` of the pod's options: the seconds it has to save
+            its work when it is ended.
 
     Raises:
         RequestRefusedError: The request can't be run; when the DAG is parsed.
@@ -76,8 +75,6 @@ class BatchTaskMixin(BaseOperator):
     # Paths end in .json: they are never the names of template files.
     template_ext: Sequence[str] = ()
     ui_color = "#e8f0e4"
-
-    termination_grace_period: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Add the pod operator's template fields to this class's own."""
@@ -149,7 +146,6 @@ class BatchTaskMixin(BaseOperator):
         self.if_done = if_done
         self.overwrite = overwrite
         self.max_error_rate = max_error_rate
-        self._launcher: LocalLauncher | None = None
         self._ended_by_airflow = False
         self._refuse_early()
 
@@ -169,10 +165,8 @@ class BatchTaskMixin(BaseOperator):
         return protect(rendered) if content is self.request and isinstance(rendered, Mapping) else rendered
 
     def on_kill(self) -> None:
-        """Stop the worker, when Airflow ends the task. Called in a signal handler, in the middle of ``execute``."""
+        """Note that Airflow ends the task. Called in a signal handler, in the middle of ``execute``."""
         self._ended_by_airflow = True
-        if self._launcher is not None:
-            self._launcher.stop()
         super().on_kill()
 
     def _refuse_early(self) -> None:
@@ -193,20 +187,6 @@ class BatchTaskMixin(BaseOperator):
         if not isinstance(request, Mapping):
             raise RequestRefusedError(f"The request must be an object, and is a {type(request).__name__}.")
         return hook.validate(request)
-
-    def _make_launcher(self, hook: LLMEngineHook) -> LocalLauncher:
-        from airflow_llmengine.hooks.local_launch import LocalLauncher
-
-        self._launcher = launcher = LocalLauncher(
-            hook.settings,
-            grace_seconds=self.termination_grace_period or conf.getint("llmengine", "grace_seconds"),
-            runtime_directory=conf.get("llmengine", "runtime_directory"),
-            log=self.log.log,
-        )
-        # on_kill could not reach it until now.
-        if self._ended_by_airflow:
-            launcher.stop()
-        return launcher
 
     def _refuse_if_ended(self) -> None:
         """Airflow takes a return for a success, also when it had the task killed."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
 from airflow_llmengine.exceptions import (
     KEPT,
@@ -14,10 +17,9 @@ from airflow_llmengine.exceptions import (
     JobInterruptedError,
     JobNotLaunchedError,
 )
-from airflow_llmengine.hooks.job_failure import job_failure
 from airflow_llmengine.hooks.job_summary import accepted_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from airflow_llmengine.operators.batch_task import BatchTaskMixin
+from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 from airflow_llmengine.operators.replica_launch import (
     FAILURE_KEY,
     LAUNCH_KEY,
@@ -26,23 +28,21 @@ from airflow_llmengine.operators.replica_launch import (
     joined_request,
     refuse_superseded,
 )
+from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
 if TYPE_CHECKING:
     import jinja2
     from airflow.sdk import Context
 
     from airflow_llmengine.exceptions import LLMEngineError
-    from airflow_llmengine.hooks.local_launch import LocalLauncher
-    from airflow_llmengine.hooks.local_worker import WorkerOutcome
-    from airflow_llmengine.spec.job_state import JobHandle
-    from airflow_llmengine.spec.manifest import Manifest
+    from airflow_llmengine.operators.worker_pod import WorkerEnd
     from airflow_llmengine.storage.status import JobStatus
 
 TOLD_REPLICAS = 3
 """Of how many failed replicas the message says why."""
 
 
-class LLMEngineCollectOperator(BatchTaskMixin):
+class LLMEngineCollectMixin(WorkerTaskMixin):
     """Puts together what the replicas of a job did. It runs when all of them have ended, however they did.
 
     It succeeds when a valid manifest of the job that was planned stands beside the output, and never otherwise. Its
@@ -60,6 +60,7 @@ class LLMEngineCollectOperator(BatchTaskMixin):
         self.replicas_task_id = replicas_task_id
         self._launch: GroupLaunch | None = None
         self._unfinished: dict[int, str] = {}
+        self._reasons: list[str] = []
 
     def render_template_fields(self, context: Context, jinja_env: jinja2.Environment | None = None) -> None:
         """Render the templates, if there is a job at all: what they are made of may be missing like the job.
@@ -82,7 +83,7 @@ class LLMEngineCollectOperator(BatchTaskMixin):
         self._unfinished = _unfinished(states, self.replicas_task_id)
         super().render_template_fields(context, jinja_env)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> dict[str, Any] | None:
         """Put the output together, or find that it stands, and give the job's summary.
 
         Raises:
@@ -90,70 +91,58 @@ class LLMEngineCollectOperator(BatchTaskMixin):
         """
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
-        launcher = self._make_launcher(hook)
-        if self._launch is None:
+        self._prepare(hook)
+        launch = self._launch
+        if launch is None:
             raise JobNotLaunchedError(f"{self.plan_task_id} did not launch the job.")
-        handle = handle_of(self._launch)
+        handle = handle_of(launch)
         manifest = hook.read_manifest(handle)
-        if manifest is None:
-            reasons = self._reasons(context["ti"])
-            manifest = self._collect(hook, launcher, handle, self._launch, options.max_error_rate, reasons)
-            for reason in reasons:
-                self.log.warning("%s Others did its work.", reason)
-        self._refuse_if_ended()
-        return accepted_summary(manifest, options.max_error_rate)
-
-    def _collect(
-        self,
-        hook: LLMEngineHook,
-        launcher: LocalLauncher,
-        handle: JobHandle,
-        launch: GroupLaunch,
-        max_error_rate: float | None,
-        reasons: list[str],
-    ) -> Manifest:
-        from airflow_llmengine.hooks.local_launch import LocalAttempt
-        from airflow_llmengine.operators.staging import encode_request
-
+        if manifest is not None:
+            self._tidy_pods(context)
+            self._refuse_if_ended()
+            return accepted_summary(manifest, options.max_error_rate)
+        self._reasons = self._reasons_of(context["ti"])
         request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
         refuse_superseded(hook.get(handle.path), handle, self.plan_task_id)
-        attempt = LocalAttempt(
+        attempt = WorkerAttempt(
             handle=handle,
             owner=launch["owner"],
             series=launch["series"],
-            request=encode_request(request),
-            storage_options=hook.storage_options,
             deadline=launch["deadline"],
-            max_error_rate=max_error_rate,
+            max_error_rate=options.max_error_rate,
             replica=None,
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,
         )
-        launcher.end_leftovers(attempt.mark)
-        outcome = launcher.run(attempt)
-        manifest = hook.read_manifest(handle)
-        if manifest is not None:
-            return manifest
-        self._refuse_if_ended()
-        raise self._failure(outcome, handle, launch, hook.get(handle.path), reasons)
+        self._end_leftovers(handle.path, None, launch["series"])
+        return self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
 
-    def _failure(
-        self, outcome: WorkerOutcome, handle: JobHandle, launch: GroupLaunch, status: JobStatus, reasons: list[str]
-    ) -> LLMEngineError:
-        failure = job_failure(
-            outcome.exit_code,
-            outcome.last_error,
-            handle=handle,
-            deadline=launch["deadline"] if status.job is None else status.job.deadline,
-            status=status,
-            launched_by=f"{self.plan_task_id} with its downstream tasks",
+    def trigger_reentry(self, context: Context, event: dict[str, Any], attempt: Mapping[str, Any] | None = None) -> Any:
+        """Go on when the trigger has fired; see ``WorkerPodMixin``."""
+        self._reasons = self._reasons_of(context["ti"])
+        return super().trigger_reentry(context, event, attempt)
+
+    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> dict[str, Any]:
+        manifest = hook.read_manifest(attempt.handle)
+        self._refuse_if_ended()
+        if manifest is None:
+            raise self._failure(end, attempt, hook.get(attempt.handle.path))
+        for reason in self._reasons:
+            self.log.warning("%s Others did its work.", reason)
+        return accepted_summary(manifest, attempt.max_error_rate)
+
+    def _failure(self, end: WorkerEnd, attempt: WorkerAttempt, status: JobStatus) -> LLMEngineError:
+        if status.job is not None:
+            attempt = replace(attempt, deadline=status.job.deadline)
+        failure = end.failure(
+            attempt, status, series=None, launched_by=f"{self.plan_task_id} with its downstream tasks"
         )
-        told = " ".join([f"{_missing(status)}.", *reasons])
+        told = " ".join([f"{_missing(status)}.", *self._reasons])
         if isinstance(failure, DeadlineExceededError | JobCancelledError):
             return type(failure)(f"{told} {failure}")
         if isinstance(failure, JobInterruptedError) and status.end is not None and not _count_missing(status):
             return JobIncompleteError(
-                f"Too many records failed: {outcome.last_error}. {KEPT}. Clear the replicas, with their downstream "
+                f"Too many records failed: {end.said}. {KEPT}. Clear the replicas, with their downstream "
                 f"tasks, to make those again within this max_runtime_sec; or {self.plan_task_id} for a new one."
             )
         if isinstance(failure, JobInterruptedError):
@@ -163,7 +152,7 @@ class LLMEngineCollectOperator(BatchTaskMixin):
             )
         return failure
 
-    def _reasons(self, ti: Any) -> list[str]:
+    def _reasons_of(self, ti: Any) -> list[str]:
         """A sentence for each of the first replicas that did not succeed."""
         told = list(self._unfinished.items())[:TOLD_REPLICAS]
         if not told:
@@ -176,6 +165,10 @@ class LLMEngineCollectOperator(BatchTaskMixin):
         ]
         more = len(self._unfinished) - len(told)
         return [*sentences, f"{more} more replicas did not succeed."] if more else sentences
+
+
+class LLMEngineCollectOperator(LLMEngineCollectMixin, KubernetesPodOperator):
+    """Puts together what the replicas of a job did; see ``LLMEngineCollectMixin``. Its pod asks for no GPU."""
 
 
 def _unfinished(states: Mapping[str, Any], task_id: str) -> dict[int, str]:

@@ -25,8 +25,10 @@ def series_of(ti: Any) -> str:
     return "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.max_tries)))
 
 
-def inline_limit() -> int:
-    """Bytes of ``content`` that go along with the request."""
+def inline_limit(hook: LLMEngineHook) -> int:
+    """Bytes of ``content`` that go along with the request; none where the request is seen by whoever sees a pod."""
+    if hook.settings.launcher == "kubernetes":
+        return 0
     return int(conf.getint("llmengine", "max_inline_content_bytes"))
 
 
@@ -49,18 +51,18 @@ def launch(
     """
     from airflow_llmengine.operators.staging import staged_content
 
-    with staged_content(hook.storage(), request, inline_limit()) as request:
+    with staged_content(hook.storage(), request, inline_limit(hook)) as request:
         launched = hook.create(
             request, owner=owner, series=series, if_done=options.if_done, overwrite=options.overwrite
         )
     if launched.manifest is None:
-        _tell_launch(launched, request, log)
+        _tell_launch(launched, request, log, local=hook.settings.launcher == "local")
     else:
         _tell_answer(launched.manifest, log)
     return launched, request
 
 
-def _tell_launch(launched: Launch, request: CreateBatchCompletionsV1Request, log: Logger) -> None:
+def _tell_launch(launched: Launch, request: CreateBatchCompletionsV1Request, log: Logger, *, local: bool) -> None:
     log.info(
         "%s job %s, generation %d, of %s; it must be done by %s.",
         "Resuming" if launched.resumed else "Starting",
@@ -70,7 +72,7 @@ def _tell_launch(launched: Launch, request: CreateBatchCompletionsV1Request, log
         _when(launched.deadline),
     )
     for_pods = [name for name in POD_FIELDS if request.is_given(name)]
-    if for_pods:
+    if local and for_pods:
         log.info("%s: for pods; a local worker has what this machine has.", ", ".join(for_pods))
 
 

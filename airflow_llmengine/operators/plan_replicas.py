@@ -35,11 +35,8 @@ class LLMEnginePlanOperator(BatchTaskMixin):
         Raises:
             LLMEngineError: It can't be launched; see ``airflow_llmengine.exceptions``.
         """
-        from airflow_llmengine.hooks.local_launch import require_local_launcher
-
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
-        require_local_launcher(hook.settings)
         request = self._checked_request(hook)
         ti = context["ti"]
         owner, series = f"{ti.dag_id}/{self._group}", series_of(ti)

@@ -75,7 +75,7 @@ def joined_request(
             f"output_data_path is {output} in this task, and was {handle.path} in {plan_task_id}: give it so that all "
             f"tasks of the group render the same, or clear {plan_task_id} with its downstream tasks."
         )
-    return refer_to_staged_content(hook.storage(), request, inline_limit())
+    return refer_to_staged_content(hook.storage(), request, inline_limit(hook))
 
 
 def refuse_superseded(status: JobStatus, handle: JobHandle, plan_task_id: str) -> None:

@@ -119,6 +119,25 @@ def known_arguments(operator: type[BaseOperator]) -> set[str]:
     }
 
 
+def pool_slots(arguments: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, int]:
+    """How many slots of its pool a worker takes: one for each of its GPUs.
+
+    Args:
+        arguments: Of the operator; its own ``pool_slots`` goes before this.
+        request: The request's fields, or the request as ``request``.
+
+    Returns:
+        The argument, or nothing where there is no pool, or ``gpus`` is known only when the task runs.
+    """
+    fields = request.get("request") if isinstance(request.get("request"), Mapping) else request
+    gpus = unwrap(fields.get("gpus")) if isinstance(fields, Mapping) else None
+    if isinstance(gpus, str) and gpus.isascii() and gpus.isdigit():
+        gpus = int(gpus)
+    if arguments.get("pool") is None or arguments.get("pool_slots") is not None:
+        return {}
+    return {"pool_slots": gpus} if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 1 else {}
+
+
 def has_template(value: Any) -> bool:
     """Whether a leaf is only known when the task runs."""
     return isinstance(value, ResolveMixin) or (isinstance(value, str) and any(mark in value for mark in _JINJA))

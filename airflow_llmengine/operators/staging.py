@@ -13,6 +13,7 @@ from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.hooks.llmengine import storage_errors
 
 if TYPE_CHECKING:
+    from airflow_llmengine.spec.job_state import JobHandle
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.filesystem import Location, Storage
 
@@ -86,6 +87,34 @@ def refer_to_staged_content(
                 "plans it with its downstream tasks."
             )
     return _reading(request, place)
+
+
+def has_signature(request: CreateBatchCompletionsV1Request) -> bool:
+    """Whether one of the request's paths carries its credentials, as a signed URL does."""
+    from airflow_llmengine.storage.urls import redact
+
+    paths = (request.input_data_path, request.output_data_path, request.model_cfg.checkpoint_path)
+    return any(path is not None and redact(path) != path for path in paths)
+
+
+def staged_request(storage: Storage, handle: JobHandle, encoded: bytes) -> str:
+    """Put a request among the job's own files, and give its URL. It goes with them.
+
+    Args:
+        storage: Where the output is.
+        handle: The job.
+        encoded: The request as JSON.
+
+    Raises:
+        StorageFailedError: It can't be put there.
+    """
+    from airflow_llmengine.storage.job_directory import JobDirectory
+
+    with storage_errors():
+        scratch = JobDirectory(storage, handle.path).scratch(handle)
+        place = scratch.root.child(f"requests/{hashlib.sha256(encoded).hexdigest()}.json")
+        place.create(encoded)
+        return place.url
 
 
 def _staged(storage: Storage, request: CreateBatchCompletionsV1Request, limit: int) -> tuple[Location, bytes] | None:

@@ -6,13 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
-from airflow.sdk import TaskGroup
+from airflow.sdk import BaseOperator, TaskGroup
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.operators.collect_replicas import LLMEngineCollectOperator
+from airflow_llmengine.operators.collect_replicas import LLMEngineCollectMixin, LLMEngineCollectOperator
 from airflow_llmengine.operators.plan_replicas import LLMEnginePlanOperator
 from airflow_llmengine.operators.replica_launch import JOB_KEY
-from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, known_arguments, refuse_misspelt
+from airflow_llmengine.operators.request_arguments import (
+    REQUEST_FIELDS,
+    known_arguments,
+    pool_slots,
+    refuse_misspelt,
+)
 from airflow_llmengine.operators.run_replica import LLMEngineReplicaOperator
 
 if TYPE_CHECKING:
@@ -28,6 +33,20 @@ _OF_ALL_TASKS = ("retries", "retry_delay", "retry_exponential_backoff", "max_ret
 _OF_PLAN = ("trigger_rule",)
 
 _OF_COLLECT = ("do_xcom_push", "multiple_outputs", "outlets")
+
+_OF_GPU_PODS = frozenset(
+    {
+        "affinity",
+        "callbacks",
+        "container_resources",
+        "node_selector",
+        "priority_class_name",
+        "runtime_class_name",
+        "skip_on_exit_code",
+        "tolerations",
+    }
+)
+"""Options of the pod operator that are for the replicas' pods only: the pod that collects is small, without GPUs."""
 
 
 class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
@@ -59,8 +78,10 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         max_error_rate: Failed records, as a share of all, above which the job fails.
         kwargs: The request's fields; what ``TaskGroup`` takes; ``retries`` and its delays, for all three tasks;
             ``trigger_rule`` for ``plan``; ``outlets``, ``do_xcom_push`` and ``multiple_outputs`` for ``collect``; and
-            whatever else the replicas' operator takes, such as ``pool``, ``execution_timeout`` or the pod's options.
-            What ``default_args`` holds counts for all three.
+            whatever else the replicas' operator takes, such as ``pool``, ``execution_timeout`` or the pod's options,
+            which the pod of ``collect`` gets as well, but for those that choose a node with a GPU. In a ``pool`` a
+            replica takes as many slots as it has ``gpus``, if that is a number in the DAG, unless ``pool_slots`` says
+            otherwise. What ``default_args`` holds counts for all three.
 
     Raises:
         RequestRefusedError: The request can't be run; when the DAG is parsed.
@@ -69,6 +90,9 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
     replica_operator: ClassVar[type[LLMEngineReplicaMixin]] = LLMEngineReplicaOperator
     """To run the replicas with another pod operator, put ``LLMEngineReplicaMixin`` in front of it, and name that in a
     subclass of the group."""
+
+    collect_operator: ClassVar[type[LLMEngineCollectMixin]] = LLMEngineCollectOperator
+    """The same for the task that collects, with ``LLMEngineCollectMixin``."""
 
     def __init__(
         self,
@@ -91,7 +115,8 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             **_given(**_taken(kwargs, REQUEST_FIELDS)),
             **_taken(kwargs, _OF_ALL_TASKS),
         }
-        of_collect = _taken(kwargs, _OF_COLLECT)
+        of_collect = {**self._pod_options_of_collect(kwargs), **_taken(kwargs, _OF_COLLECT)}
+        kwargs = {**pool_slots(kwargs, shared), **kwargs}
         plan = LLMEnginePlanOperator(
             task_id="plan",
             group=str(self.group_id),
@@ -113,7 +138,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
                 "multiple_outputs": False,
             }
         ).expand(launch=plan.output)
-        collect = LLMEngineCollectOperator(
+        collect = self.collect_operator(
             task_id="collect",
             plan_task_id=plan.task_id,
             replicas_task_id=replicas.task_id,
@@ -133,6 +158,10 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             )
         if "task_id" in arguments:
             raise RequestRefusedError("task_id: the group names its tasks itself; give group_id.")
+
+    def _pod_options_of_collect(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        of_pods = known_arguments(self.collect_operator) - known_arguments(BaseOperator) - _OF_GPU_PODS
+        return {name: value for name, value in arguments.items() if name in of_pods}
 
     @property
     def output(self) -> PlainXComArg:

@@ -75,4 +75,6 @@ def run(operator: LLMEngineBatchCompletionsOperator, context: Mapping[str, Any] 
     """Render the operator's templates and execute it, as a task does."""
     context = context or task_context()
     operator.render_template_fields(context)  # type: ignore[arg-type]
-    return operator.execute(context)  # type: ignore[arg-type]
+    result = operator.execute(context)  # type: ignore[arg-type]
+    assert result is not None
+    return result

@@ -205,7 +205,7 @@ def test_the_button_test_says_what_it_found(s3: S3Server, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("extra", "sentence"),
     [
-        ({"launcher": "kubernetes"}, "The launcher kubernetes is not available in this version"),
+        ({"launcher": "kubernetes"}, "There is no worker image: fill in the field image."),
         ({"engine": "abacus"}, "there is no engine abacus among those installed: echo, vllm"),
         ({"python": "/no/such/python"}, r"/no/such/python can't be run \(No such file or directory\)"),
         ({"python": "/bin/false"}, "With /bin/false, the worker can't be started: exit code 1"),

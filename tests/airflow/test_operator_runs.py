@@ -148,10 +148,15 @@ def test_an_interpreter_without_the_package_says_what_to_do(
         run(echo_job.operator())
 
 
-def test_the_kubernetes_launcher_is_refused_in_one_sentence(echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(launcher="kubernetes", image="worker:1"))
-    with pytest.raises(ConnectionUnusableError, match=r"^The launcher kubernetes is not available in this version:"):
+def test_a_pod_without_an_image_is_refused_in_one_sentence(echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(launcher="kubernetes"))
+    with pytest.raises(ConnectionUnusableError, match=r"^There is no worker image: give it in the field image of"):
         run(echo_job.operator())
+
+
+def test_a_local_worker_is_waited_for(echo_job: EchoJob) -> None:
+    with pytest.raises(RequestRefusedError, match=r"^wait_for_completion=False goes with the launcher kubernetes only"):
+        run(echo_job.operator(wait_for_completion=False))
 
 
 def test_a_missing_connection_says_how_to_define_it(echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,186 @@
+"""Calls of the Kubernetes API, with patience for a server that is busy or away for a moment.
+
+What can't be done is one sentence: the client's own exceptions quote whole objects.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow_llmengine.hooks.local_worker import parse_log_line
+from airflow_llmengine.hooks.pod_failure import rejected
+
+if TYPE_CHECKING:
+    from kubernetes.client import CoreV1Api, V1Pod, V1Secret
+
+CALL_TIMEOUT = (10.0, 60.0)
+"""Seconds to connect, and to wait for an answer."""
+
+LOG_TAIL_LINES = 500
+"""How much of a worker's log is shown when its pod has ended and nobody followed it."""
+
+FOUND = 409
+GONE = 404
+
+
+def patiently(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call, tried again while the API server is busy or can't be reached, as the pod operator does."""
+    from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import generic_api_retry
+
+    call = partial(call, _request_timeout=CALL_TIMEOUT)
+    retried: Callable[..., Any] = generic_api_retry(call)  # type: ignore[no-untyped-call]
+    return retried
+
+
+def create_pod(client: CoreV1Api, pod: V1Pod) -> V1Pod:
+    """Make a pod. It has a name of its own: if one by that name is there already, an answer was lost.
+
+    Raises:
+        LLMEngineError: The API server refused it; ``PodQuotaError`` if a quota is used up.
+    """
+    from kubernetes.client.exceptions import ApiException
+
+    def create(**options: Any) -> Any:
+        try:
+            return client.create_namespaced_pod(pod.metadata.namespace, pod, **options)
+        except ApiException as error:
+            if error.status == FOUND and "AlreadyExists" in str(error.body):
+                return client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace, **options)
+            raise
+
+    try:
+        return patiently(create)()
+    except ApiException as error:
+        failure = rejected(error)
+    # Outside: the exception's context would be logged, too.
+    raise failure
+
+
+def create_secret(client: CoreV1Api, secret: V1Secret) -> None:
+    """Make a Secret, unless it is there already.
+
+    Raises:
+        LLMEngineError: The API server refused it.
+    """
+    from kubernetes.client.exceptions import ApiException
+
+    failure = None
+    try:
+        patiently(client.create_namespaced_secret)(secret.metadata.namespace, secret)
+    except ApiException as error:
+        if error.status != FOUND:
+            failure = rejected(error)
+    if failure is not None:
+        raise failure
+
+
+def delete_pod(client: CoreV1Api, pod: V1Pod, *, grace_seconds: int | None = None) -> None:
+    """Have a pod end; one that is gone is fine.
+
+    Args:
+        client: The API.
+        pod: The pod. Another one that has its name by now is left alone.
+        grace_seconds: How long it may take; None: as the pod itself says.
+    """
+    from kubernetes.client import V1DeleteOptions, V1Preconditions
+    from kubernetes.client.exceptions import ApiException
+
+    options = V1DeleteOptions(grace_period_seconds=grace_seconds)
+    if pod.metadata.uid is not None:
+        options.preconditions = V1Preconditions(uid=pod.metadata.uid)
+    try:
+        patiently(client.delete_namespaced_pod)(pod.metadata.name, pod.metadata.namespace, body=options)
+    except ApiException as error:
+        if error.status not in (GONE, FOUND):
+            raise
+
+
+def read_pod(client: CoreV1Api, name: str, namespace: str) -> V1Pod | None:
+    """A pod as it is now; None if it is gone."""
+    from kubernetes.client.exceptions import ApiException
+
+    try:
+        return patiently(client.read_namespaced_pod)(name, namespace)
+    except ApiException as error:
+        if error.status == GONE:
+            return None
+        raise
+
+
+def events_of(client: CoreV1Api, pod: V1Pod) -> list[Any]:
+    """What the cluster says of a pod, the oldest first; empty where that may not be read."""
+    from kubernetes.client.exceptions import ApiException
+
+    selector = f"involvedObject.name={pod.metadata.name}"
+    if pod.metadata.uid is not None:
+        selector += f",involvedObject.uid={pod.metadata.uid}"
+    try:
+        found = patiently(client.list_namespaced_event)(pod.metadata.namespace, field_selector=selector).items
+    except ApiException:
+        return []
+    return sorted(found, key=_moment)
+
+
+def delete_expired(client: CoreV1Api, namespace: str, *, ttl_seconds: float, now: datetime | None = None) -> list[str]:
+    """Delete this package's pods that have ended long ago: Kubernetes has a time to live for Jobs, not for pods.
+
+    Args:
+        client: The API.
+        namespace: Where to look.
+        ttl_seconds: How long a pod is kept after its end.
+        now: For tests; the clock's time by default.
+
+    Returns:
+        The names of the pods that were deleted.
+    """
+    from airflow_llmengine.kube.labels import MANAGED_BY
+    from airflow_llmengine.kube.reattach import finished_at
+
+    before = (now or datetime.now(UTC)) - timedelta(seconds=ttl_seconds)
+    deleted = []
+    for pod in patiently(client.list_namespaced_pod)(namespace, label_selector=MANAGED_BY).items:
+        ended = finished_at(pod)
+        if ended is not None and ended < before:
+            delete_pod(client, pod)
+            deleted.append(str(pod.metadata.name))
+    return deleted
+
+
+def log_tail(
+    client: CoreV1Api,
+    pod: V1Pod,
+    *,
+    container: str,
+    log: Callable[[int, str], None],
+    formatter: Callable[[str, str], str] | None = None,
+) -> None:
+    """Pass on the end of a container's log.
+
+    A line that is not the worker's own comes from a library and may quote a prompt: it is for DEBUG.
+    """
+    response = patiently(client.read_namespaced_pod_log)(
+        pod.metadata.name,
+        pod.metadata.namespace,
+        container=container,
+        tail_lines=LOG_TAIL_LINES,
+        # With it the client gives the text of a bytes literal.
+        _preload_content=False,
+    )
+    lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+    for line in response.data.decode("utf-8", "backslashreplace").splitlines():
+        lines.append(line)
+    if len(lines) == LOG_TAIL_LINES:
+        log(logging.INFO, f"The last {LOG_TAIL_LINES} lines of the worker's log:")
+    for line in lines:
+        level, text = parse_log_line(line)
+        log(level, text if formatter is None else formatter(container, text))
+
+
+def _moment(event: Any) -> datetime:
+    moment: datetime | None = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
+    return moment or datetime.min.replace(tzinfo=UTC)

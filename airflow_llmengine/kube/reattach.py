@@ -1,0 +1,60 @@
+"""What to do about a pod that an earlier attempt left, before a new one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+from kubernetes.client import V1Pod
+
+Fate = Literal["adopt", "finished", "ended", "going", "replace"]
+"""``adopt``: it does exactly what is to be done; ``finished``: it has done it; ``ended``: it has ended otherwise;
+``going``: it is being deleted; ``replace``: it is at work on something else, and must go first."""
+
+
+def fate_of(pod: V1Pod, identity: Mapping[str, str], *, durable: bool = True) -> Fate:
+    """Judge a pod that carries the labels of this task instance.
+
+    Only one with the very same identity is taken over: the same job, generation, replica and series of attempts. A name
+    proves nothing, and a pod that is being deleted is never taken over: its work is being saved, and it ends soon.
+
+    Args:
+        pod: As the API server shows it.
+        identity: Annotations that the pod of this attempt would have.
+        durable: Whether pods are taken over at all.
+    """
+    if pod.metadata.deletion_timestamp is not None:
+        return "going"
+    annotations = pod.metadata.annotations or {}
+    same = durable and all(annotations.get(name) == value for name, value in identity.items())
+    phase = None if pod.status is None else pod.status.phase
+    if phase in ("Succeeded", "Failed"):
+        return "finished" if same and phase == "Succeeded" else "ended"
+    return "adopt" if same else "replace"
+
+
+def is_active(pod: V1Pod) -> bool:
+    """Whether a pod has not ended: it holds resources, or waits for them."""
+    return pod.status is None or pod.status.phase not in ("Succeeded", "Failed")
+
+
+def gone_by(pod: V1Pod, *, slack_seconds: float) -> float | None:
+    """Seconds since the epoch at which a pod that is being deleted must be gone; None if it is not being deleted.
+
+    Kubernetes sets the deletion's time to the end of the grace period. A pod on a node that is gone never vanishes.
+    """
+    until: datetime | None = pod.metadata.deletion_timestamp
+    return None if until is None else until.timestamp() + slack_seconds
+
+
+def finished_at(pod: V1Pod) -> datetime | None:
+    """When the last container of a pod ended; None if one still runs, or it never ran."""
+    if is_active(pod):
+        return None
+    ends = [
+        status.state.terminated.finished_at
+        for status in pod.status.container_statuses or ()
+        if status.state is not None and status.state.terminated is not None and status.state.terminated.finished_at
+    ]
+    return max(ends, default=pod.status.start_time or pod.metadata.creation_timestamp or datetime.now(UTC))

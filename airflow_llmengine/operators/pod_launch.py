@@ -1,0 +1,176 @@
+"""From an attempt and a connection to what its pod is given."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_llmengine.exceptions import RequestRefusedError
+from airflow_llmengine.hooks.pods import create_secret
+from airflow_llmengine.hooks.worker_attempt import WORKER_MODULE
+
+if TYPE_CHECKING:
+    from kubernetes.client import CoreV1Api, V1Pod
+
+    from airflow_llmengine.exceptions import LLMEngineError
+    from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+    from airflow_llmengine.hooks.llmengine import LLMEngineHook
+    from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+    from airflow_llmengine.kube.diagnosis import Diagnosis
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.status import JobStatus
+
+REQUEST_VARIABLE = "LLMENGINE_REQUEST"
+STORAGE_OPTIONS_VARIABLE = "LLMENGINE_STORAGE_OPTIONS"
+
+INLINE_REQUEST_BYTES = 32_768
+"""A larger request is staged on storage: etcd keeps every pod, and takes a megabyte and a half at most."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PodLaunch:
+    """What the pod of one attempt is given. Has no repr: it may hold credentials."""
+
+    attempt: WorkerAttempt
+    request: CreateBatchCompletionsV1Request
+    settings: ConnectionSettings
+    source: str
+    """Where the worker finds the request."""
+    environment: Mapping[str, str]
+    credentials: Mapping[str, Mapping[str, Any]]
+    """Options of fsspec by protocol that are secret; empty where the pod has credentials of its own."""
+    identity: Mapping[str, str]
+    grace_seconds: int
+
+    @classmethod
+    def of(
+        cls,
+        hook: LLMEngineHook,
+        attempt: WorkerAttempt,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        grace_seconds: int,
+    ) -> Self:
+        """Gather it; a large request is put on storage.
+
+        Args:
+            hook: The connection.
+            attempt: What the worker is told.
+            request: The request, without ``content``.
+            grace_seconds: How long the worker may take to save its work.
+
+        Raises:
+            StorageFailedError: The request can't be put on storage.
+        """
+        from airflow_llmengine.hooks.storage_credentials import without_credentials
+        from airflow_llmengine.kube.labels import identity_annotations
+        from airflow_llmengine.operators.staging import encode_request, has_signature, staged_request
+
+        settings = hook.settings
+        encoded = encode_request(request)
+        environment = {**settings.worker_environment, "LLMENGINE_ENGINE": settings.engine}
+        if len(encoded) > INLINE_REQUEST_BYTES or has_signature(request):
+            source = staged_request(hook.storage(), attempt.handle, encoded)
+        else:
+            source = f"env:{REQUEST_VARIABLE}"
+            environment[REQUEST_VARIABLE] = encoded.decode()
+        options = hook.storage_options
+        public = without_credentials(options)
+        if public:
+            environment[STORAGE_OPTIONS_VARIABLE] = json.dumps(public)
+        return cls(
+            attempt=attempt,
+            request=request,
+            settings=settings,
+            source=source,
+            environment=environment,
+            credentials=options if settings.pod_credentials == "connection" else {},
+            identity=identity_annotations(attempt.handle, series=attempt.series, replica=attempt.replica),
+            grace_seconds=grace_seconds,
+        )
+
+    def complete(self, pod: V1Pod, *, container: str) -> V1Pod:
+        """Put the worker into the pod that the pod operator built.
+
+        Raises:
+            RequestRefusedError: The cluster has no such GPU, or a label is taken.
+        """
+        from airflow_llmengine.kube.storage_secret import with_storage_secret
+        from airflow_llmengine.kube.worker_pod import WorkerIdentity, WorkerStart, worker_pod
+        from airflow_llmengine.spec.validation import RequestInvalidError
+
+        try:
+            complete = worker_pod(
+                pod,
+                container=container,
+                request=self.request,
+                cluster=self.settings.cluster,
+                identity=WorkerIdentity(
+                    role="collect" if self.attempt.replica is None else "replica", annotations=self.identity
+                ),
+                start=WorkerStart(
+                    command=[self.settings.python or "python", "-m", WORKER_MODULE],
+                    arguments=self.attempt.arguments(self.source, grace_seconds=self.grace_seconds),
+                    environment=self.environment,
+                    image=self.settings.image,
+                ),
+                deadline_seconds=max(1, math.ceil(self.attempt.deadline - time.time())),
+                grace_seconds=self.grace_seconds,
+            )
+        except RequestInvalidError as error:
+            raise RequestRefusedError(f"The request can't be run:\n{error}") from None
+        return with_storage_secret(complete, container=container) if self.credentials else complete
+
+    def add_secret(self, client: CoreV1Api, pod: V1Pod) -> None:
+        """Make the Secret that the pod waits for, if the connection says so. It is deleted with the pod.
+
+        Raises:
+            LLMEngineError: It can't be made.
+        """
+        if self.credentials:
+            from airflow_llmengine.kube.storage_secret import storage_secret
+
+            create_secret(client, storage_secret(pod, self.credentials))
+
+
+class PodEnd:
+    """How a worker's pod ended; a ``WorkerEnd``."""
+
+    def __init__(self, diagnosis: Diagnosis | None) -> None:
+        self._diagnosis = diagnosis
+
+    @classmethod
+    def succeeded(cls) -> Self:
+        """The end of a pod that has succeeded, and is gone."""
+        return cls(None)
+
+    @property
+    def done(self) -> bool:
+        """Whether the worker said that nothing is left to do for it."""
+        return self._diagnosis is None or self._diagnosis.kind == "succeeded"
+
+    @property
+    def said(self) -> str:
+        """The worker's last word on why it failed; may be empty."""
+        from airflow_llmengine.hooks.pod_failure import last_error
+
+        return "" if self._diagnosis is None else last_error(self._diagnosis)
+
+    def failure(
+        self, attempt: WorkerAttempt, status: JobStatus, *, series: str | None, launched_by: str
+    ) -> LLMEngineError:
+        """The exception for a pod that ended without a result."""
+        from airflow_llmengine.hooks.pod_failure import pod_failure
+
+        return pod_failure(
+            self._diagnosis,
+            handle=attempt.handle,
+            deadline=attempt.deadline,
+            status=status,
+            series=series,
+            launched_by=launched_by,
+        )
