@@ -71,7 +71,7 @@ def is_hopeless(reason: str, message: str) -> bool:
 
     Args:
         reason: Why the container waits, one of ``PULL_REASONS``.
-        message: What the kubelet, the runtime or the registry says.
+        message: What the kubelet, the runtime or the registry says, without the image's name, whose words may be any.
     """
     if reason in _HOPELESS_REASONS:
         return True
