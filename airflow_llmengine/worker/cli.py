@@ -45,7 +45,7 @@ from airflow_llmengine.worker.environment import (
     take_storage_options,
 )
 from airflow_llmengine.worker.launcher_pipe import LauncherPipe
-from airflow_llmengine.worker.logs import configure_logs
+from airflow_llmengine.worker.logs import configure_logs, is_for_a_launcher, log_end
 from airflow_llmengine.worker.stopping import Stop, watch_signals
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,10 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (``spec.exit_codes``)."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # Who launches a worker of another version must be able to read what it says of its arguments.
+    as_json = "--log-format=json" in arguments or os.environ.get("LLMENGINE_LOG_FORMAT") == "json"
+    configure_logs("json" if as_json else "text")
     parser = _parser()
     options = parser.parse_args(arguments)
     if getattr(options, "replica", 0) >= getattr(options, "replicas", 1):
@@ -98,18 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except RequestInvalidError as error:
-        logger.error("the request can't be run:\n%s", textwrap.indent(str(error), "  "))
+        log_end(logger, f"the request can't be run:\n{textwrap.indent(str(error), '  ')}")
         return ExitCode.BAD_REQUEST
     except (NoSuchJobError, JobMismatchError, EngineUnavailableError, EnvironmentInvalidError) as error:
-        logger.error("%s", error)
+        log_end(logger, str(error))
         return ExitCode.BAD_REQUEST
     except StorageError as error:
-        logger.error("%s", error)
+        log_end(logger, str(error))
         return storage_exit_code(error)
     except Exception as error:
         # The text of an unknown exception may quote a prompt.
-        logger.error("%s: this is a defect of llmengine-batch; --verbose shows where", type(error).__name__)
         logger.debug("where it came from", exc_info=True)
+        log_end(logger, f"{type(error).__name__}: this is a defect of llmengine-batch; --verbose shows where")
         return ExitCode.INTERNAL
 
 
@@ -257,8 +261,10 @@ def _attempt(options: argparse.Namespace) -> AttemptOptions:
 
 
 def _end(outcome: AttemptOutcome) -> int:
-    done = outcome.exit_code is ExitCode.DONE
-    logger.log(logging.INFO if done else logging.ERROR, "%s", outcome.message)
+    if outcome.exit_code is ExitCode.DONE:
+        logger.info("%s", outcome.message)
+    else:
+        log_end(logger, outcome.message)
     if outcome.manifest is not None:
         _say(outcome.manifest.model_dump_json())
     return outcome.exit_code
@@ -274,6 +280,9 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose own complaint is a bad request too."""
 
     def error(self, message: str) -> NoReturn:
+        if is_for_a_launcher():
+            log_end(logger, f"{self.prog}: {message}")
+            self.exit(ExitCode.BAD_REQUEST)
         self.print_usage(sys.stderr)
         self.exit(ExitCode.BAD_REQUEST, f"{self.prog}: {message}\n")
 

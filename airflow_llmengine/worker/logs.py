@@ -11,6 +11,9 @@ LogFormat = Literal["text", "json"]
 
 PACKAGE_LOGGER = "airflow_llmengine"
 
+LONGEST_END = 1800
+"""Bytes of the message, as JSON, in a line that surely fits whole into the last 2048 bytes of a container's log."""
+
 
 class JSONLineFormatter(logging.Formatter):
     """One JSON object a line: ``{"level", "logger", "message"}``."""
@@ -21,6 +24,28 @@ class JSONLineFormatter(logging.Formatter):
         if record.exc_info:
             message = f"{message}\n{self.formatException(record.exc_info)}"
         return json.dumps({"level": record.levelname, "logger": record.name, "message": message})
+
+
+def log_end(logger: logging.Logger, message: str) -> None:
+    """Say at ERROR, as a program's last line, why it ends: a launcher takes that line for the reason.
+
+    Of a container that failed, Kubernetes keeps the end of the log and cuts it off in the middle of a line. So for a
+    launcher, a long line is followed by its own beginning.
+    """
+    logger.error("%s", message)
+    if not is_for_a_launcher() or len(json.dumps(message)) <= LONGEST_END:
+        return
+    beginning = message[:LONGEST_END]
+    while len(json.dumps(beginning)) > LONGEST_END:
+        beginning = beginning[: len(beginning) * 7 // 8]
+    logger.error("%s … (the whole of it is in the log)", beginning)
+
+
+def is_for_a_launcher() -> bool:
+    """Whether log lines are JSON."""
+    return any(
+        isinstance(handler.formatter, JSONLineFormatter) for handler in logging.getLogger(PACKAGE_LOGGER).handlers
+    )
 
 
 def _without_text(record: logging.LogRecord) -> bool:

@@ -13,15 +13,14 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.worker.early_signals import STOPPING_SIGNALS, signal_pipe
+from airflow_llmengine.worker.logs import log_end
 
 logger = logging.getLogger(__name__)
 
 
 LAST_WORDS_SECONDS = 3.0
 """How long a process that is ended with nothing to save may take to say so."""
-
-
-STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class StopReason(StrEnum):
@@ -157,11 +156,12 @@ class Stop:
                 self._lock.wait(None if left == float("inf") else left)
             if self._closed:
                 return
-            reason = self.reason
+            reason, message = self.reason, self.message
         if self._last_words is not None:
             speaker = threading.Thread(target=self._last_words, name="last-words", daemon=True)
             speaker.start()
             speaker.join(max(0.0, min(LAST_WORDS_SECONDS, self.seconds_left)))
+        log_end(logger, message)
         self._end((reason or StopReason.TERMINATED).exit_code)
 
 
@@ -181,12 +181,7 @@ def watch_signals(stop: Stop, grace_seconds: float) -> None:
         grace_seconds: How long after the signal the process may live (Kubernetes' termination grace period). A tenth
             of it is kept in hand.
     """
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    # The handlers only have to exist: it is the byte in the pipe that is acted on.
-    for number in STOPPING_SIGNALS:
-        signal.signal(number, lambda _number, _frame: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    reader = signal_pipe()
 
     def watch() -> None:
         while data := os.read(reader, 1):
