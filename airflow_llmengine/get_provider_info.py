@@ -137,6 +137,14 @@ def _connection_type() -> dict[str, Any]:
                 ),
                 "schema": {"type": "string", "enum": ["pod", "connection"], "default": "pod"},
             },
+            "pod_template": {
+                "label": "Pod template (JSON)",
+                "description": (
+                    "A pod with what all workers of the cluster have: volumes, sidecars, variables. Its container base "
+                    "is the worker's. No secrets."
+                ),
+                "schema": {"type": ["string", "null"], "format": "json"},
+            },
             "cluster": {
                 "label": "Cluster (JSON)",
                 "description": (

@@ -73,6 +73,9 @@ class ConnectionSettings(BaseModel):
     pod_credentials: Literal["pod", "connection"] = "pod"
     """How a pod reaches storage: ``pod``, by what it has itself, its service account or a Secret of the cluster;
     ``connection``, by the storage connection's credentials, in a Secret that is deleted with the pod."""
+    pod_template: JSONObject = {}
+    """A pod, as Kubernetes writes it, with what all of this cluster's workers have: volumes, sidecars, variables. Its
+    container ``base`` is the worker's. A DAG that gives the pod operator a template of its own leaves this one out."""
     cluster: Annotated[ClusterSettings, BeforeValidator(_parsed)] = ClusterSettings()
     """How pods are made in the cluster."""
     local_workers: int = Field(default=1, ge=1)
@@ -123,6 +126,17 @@ class ConnectionSettings(BaseModel):
         if names:
             raise ValueError(f"{', '.join(names)} can't be a default: give it in each request")
         return defaults
+
+    @field_validator("pod_template")
+    @classmethod
+    def _is_a_pod(cls, template: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(template.keys() - {"apiVersion", "kind", "metadata", "spec"})
+        if unknown or template.get("kind", "Pod") != "Pod":
+            raise ValueError(
+                f"{', '.join(unknown) or template['kind']} is not a part of a pod: write it as "
+                '{"spec": {"volumes": [...], "containers": [{"name": "base", "volumeMounts": [...]}]}}'
+            )
+        return template
 
     @field_validator("worker_environment")
     @classmethod

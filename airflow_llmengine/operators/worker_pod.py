@@ -115,6 +115,9 @@ class WorkerPodMixin(_Base):
         """
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 
+        if attempt is None and self._attempt is not None:
+            # The pod operator itself calls this where the pod has ended before it could be waited for.
+            return super().trigger_reentry(context, event)
         if attempt is None:
             raise RequestRefusedError("The task was deferred by another version of this package: clear it.")
         hook = LLMEngineHook(self.llmengine_conn_id)
@@ -252,6 +255,8 @@ class WorkerPodMixin(_Base):
             self.kubernetes_conn_id = settings.kubernetes_conn_id
         self._has_pods = True
         self.namespace = self.namespace or settings.namespace
+        if settings.pod_template and not (self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
+            self.pod_template_dict = settings.pod_template
         if not (self.image or settings.image or self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
             raise ConnectionUnusableError(
                 f"There is no worker image: give it in the field image of the connection {self.llmengine_conn_id}, or "
