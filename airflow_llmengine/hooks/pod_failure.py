@@ -180,9 +180,10 @@ def _out_of_storage(diagnosis: Diagnosis, status: JobStatus, launched_by: str) -
 
 
 def _has_generated(status: JobStatus) -> bool:
-    """Whether any worker of the job got so far as to finish a record. All of them have the same limits."""
+    """Whether any worker of the job came so far as to generate. All of them have the same limits."""
     return status.chunks_committed > 0 or any(
-        beat.records_done or beat.records_committed or beat.records_open for beat in status.heartbeats
+        beat.phase == "generating" or beat.records_done or beat.records_committed or beat.records_open
+        for beat in status.heartbeats
     )
 
 

@@ -56,23 +56,23 @@ EXPECTED: dict[str, tuple[Kind, str]] = {
     "webhook": (
         "admission",
         (
-            "The webhook validation.gatekeeper.sh does not admit the pod: [allowed-repos] container <base> has an invalid "
-            "image repo <registry.example.com/llmengine:1>."
+            "The webhook validation.gatekeeper.sh does not admit the pod: [allowed-repos] container <base> has "
+            "an invalid image repo <registry.example.com/llmengine:1>."
         ),
     ),
     "webhook_quotes_a_variable": (
         "admission",
         (
-            "The webhook no-tokens.example.com does not admit the pod: variable TOKEN has the value ***, which looks like "
-            "a token."
+            "The webhook no-tokens.example.com does not admit the pod: variable TOKEN has the value ***, which "
+            "looks like a token."
         ),
     ),
     "policy": ("admission", "The policy owners does not admit the pod: every pod needs the label owner."),
     "request_above_limit": (
         "invalid",
         (
-            'The pod is invalid: spec.containers[0].resources.requests: Invalid value: "2Gi": must be less than or equal '
-            "to memory limit."
+            'The pod is invalid: spec.containers[0].resources.requests: Invalid value: "2Gi": must be less than '
+            "or equal to memory limit."
         ),
     ),
     "variable_name": (
@@ -82,8 +82,8 @@ EXPECTED: dict[str, tuple[Kind, str]] = {
     "variable_with_two_values": (
         "invalid",
         (
-            "The pod is invalid: spec.containers[0].env[0].valueFrom: Invalid value: may not be specified when `value` is "
-            "not empty."
+            "The pod is invalid: spec.containers[0].env[0].valueFrom: Invalid value: may not be specified when "
+            "`value` is not empty."
         ),
     ),
     "variable_value_quoted": (
