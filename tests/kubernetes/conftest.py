@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 import pytest
 
+from tests.airflow.conftest import airflow_environment, migrated_database
 from tests.kubernetes.cluster import Cluster
+from tests.kubernetes.host_python import HostPython
+from tests.kubernetes.pod_jobs import PodJob, end_processes
+from tests.storage.s3_server import S3Server
+
+__all__ = ["airflow_environment", "migrated_database"]
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +38,62 @@ def namespace(cluster: Cluster) -> Iterator[str]:
 def node_gpus(cluster: Cluster) -> Callable[[int], AbstractContextManager[None]]:
     """Gives contexts in which the node advertises so many GPUs."""
     return cluster.gpus
+
+
+@pytest.fixture
+def shared_folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder for input and output, mounted into the pods at its own path.
+
+    Whatever a test makes in it, a job directory too, the pods' user may change: jobs have one user elsewhere.
+    """
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    before = os.umask(0)
+    yield folder
+    os.umask(before)
+
+
+@pytest.fixture
+def host_python_pod(shared_folder: Path) -> HostPython:
+    """Pods with this machine's Python and the shared folder."""
+    return HostPython(shared=(shared_folder,))
+
+
+@pytest.fixture(scope="session")
+def _s3_server_for_pods(cluster: Cluster) -> Iterator[S3Server]:
+    server = S3Server(host=cluster.node_address)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def s3_for_pods(_s3_server_for_pods: S3Server) -> Iterator[S3Server]:
+    """S3 that pods reach too; take a ``new_bucket``."""
+    _s3_server_for_pods.reset()
+    yield _s3_server_for_pods
+    _s3_server_for_pods.reset()
+
+
+@pytest.fixture
+def pod_job(
+    cluster: Cluster,
+    namespace: str,
+    s3_for_pods: S3Server,
+    shared_folder: Path,
+    host_python_pod: HostPython,
+    airflow_environment: dict[str, str],
+) -> Iterator[PodJob]:
+    """A job that Airflow's own task processes run in pods; all that happens to its pods is noted down."""
+    job = PodJob(
+        cluster=cluster,
+        namespace=namespace,
+        s3=s3_for_pods,
+        folder=shared_folder,
+        environment=airflow_environment,
+        host_python=host_python_pod,
+    )
+    with job.watch:
+        yield job
+        end_processes(job.started)

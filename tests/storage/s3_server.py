@@ -57,6 +57,8 @@ class S3Server:
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and query string of each request."""
+    host: str = "127.0.0.1"
+    """The address at which it listens."""
     ignores_conditions: bool = False
     """Stands for a store that knows nothing of conditional puts and overwrites."""
 
@@ -66,7 +68,7 @@ class S3Server:
         def application(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
             return self._answer(moto, environ, start_response)
 
-        self._server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=_QuietHandler)
+        self._server = make_server(self.host, 0, application, threaded=True, request_handler=_QuietHandler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         self.client = boto3.client(
@@ -96,7 +98,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
+        return f"http://{self.host}:{self._server.server_port}"
 
     @property
     def options(self) -> dict[str, Any]:

@@ -1,0 +1,138 @@
+"""Jobs whose workers are bare pods: launched and made as the operator does it, without Airflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from airflow_llmengine.kube.cluster import ClusterSettings
+from airflow_llmengine.kube.labels import identity_annotations
+from airflow_llmengine.kube.storage_secret import storage_secret, with_storage_secret
+from airflow_llmengine.kube.worker_pod import WorkerIdentity, WorkerStart, worker_pod
+from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.launch import Launch, launch_job
+from tests.kubernetes.cluster import Cluster, terminated
+from tests.kubernetes.host_python import HostPython
+from tests.waiting import wait_until
+
+CONTAINER = "base"
+SERIES = "one"
+OWNER = "dag/task"
+
+
+class WorkerPods:
+    """Makes the pods of one job, one after the other.
+
+    Args:
+        cluster: Where they run.
+        namespace: And in which namespace.
+        host_python: How they get their programs.
+        request: The job.
+        engine: Name of the engine.
+        options: Storage options as the launcher has them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        host_python: HostPython,
+        request: Mapping[str, Any],
+        *,
+        engine: str = "echo",
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+        self._host_python = host_python
+        self._engine = engine
+        self._request = validate_request(request)
+        self._storage = Storage(options or {})
+
+    def launch(self) -> Launch:
+        return launch_job(self._storage, self._request, owner=OWNER, series=SERIES, engine=self._engine)
+
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        secret_options: Mapping[str, Mapping[str, Any]] | None = None,
+        grace_seconds: int = 30,
+        settings: ClusterSettings | None = None,
+    ) -> Any:
+        """Launch the job, or join it, and make a pod for it; gives the pod as the API server has it."""
+        launch = self.launch()
+        pod = worker_pod(
+            self._host_python.pod(CONTAINER, name=name, namespace=self.namespace),
+            container=CONTAINER,
+            request=self._request,
+            cluster=settings or ClusterSettings(accelerator="none"),
+            identity=WorkerIdentity("replica", identity_annotations(launch.handle, series=SERIES, replica=0)),
+            start=self._start(launch, arguments, environment or {}, grace_seconds),
+            deadline_seconds=max(1, int(launch.deadline - time.time())),
+            grace_seconds=grace_seconds,
+        )
+        if secret_options is None:
+            return self.cluster.create_pod(self.namespace, pod)
+        made = self.cluster.create_pod(self.namespace, with_storage_secret(pod, container=CONTAINER))
+        self.cluster.core.create_namespaced_secret(self.namespace, storage_secret(made, secret_options))
+        return made
+
+    def _start(
+        self, launch: Launch, arguments: Sequence[str], environment: Mapping[str, str], grace_seconds: int
+    ) -> WorkerStart:
+        return WorkerStart(
+            command=[self._host_python.python, "-m", "airflow_llmengine.worker"],
+            arguments=[
+                *("run", "env:LLMENGINE_REQUEST", "--launched", f"--generation={launch.handle.generation}"),
+                *(f"--owner={OWNER}", f"--series={SERIES}", f"--grace-seconds={grace_seconds}", "--log-format=json"),
+                *arguments,
+            ],
+            environment={
+                "LLMENGINE_ENGINE": self._engine,
+                "LLMENGINE_REQUEST": json.dumps(self._request.given()),
+                **environment,
+            },
+        )
+
+    def wait_for_success(self, name: str, seconds: float = 120) -> Any:
+        """Wait until the pod has succeeded; gives it."""
+        return self.cluster.wait_for_phase(self.namespace, name, "Succeeded", seconds=seconds)
+
+    def wait_for_container_end(self, name: str, seconds: float = 120) -> Any:
+        """Wait until the pod's container has ended, also while the pod is being deleted; gives how it ended."""
+        found: list[Any] = []
+
+        def ended() -> bool:
+            found[:] = [terminated(self.cluster.pod(self.namespace, name), CONTAINER)]
+            return found[0] is not None
+
+        wait_until(ended, seconds)
+        return found[0]
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of the pod's container, as the kernel does when a node's memory is at its end."""
+        uid = self.cluster.pod(self.namespace, name).metadata.uid
+        for process in processes_of(uid):
+            os.kill(process, signal.SIGKILL)
+
+
+def processes_of(pod_uid: str) -> list[int]:
+    """The processes of a pod's containers, but for the one that holds its network. The node is this machine."""
+    names = (pod_uid, pod_uid.replace("-", "_"))
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if any(name in group for name in names) and command.split(b"\0")[0] not in (b"", b"/pause"):
+            found.append(int(folder.name))
+    return found
