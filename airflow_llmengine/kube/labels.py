@@ -29,6 +29,9 @@ REPLICA_ANNOTATION = "airflow-llmengine/replica"
 PROTOCOL_ANNOTATION = "airflow-llmengine/protocol-version"
 """Version of the job directory that whoever made the pod writes."""
 
+HANDED_OVER_ANNOTATION = "airflow-llmengine/handed-over"
+"""``true`` on a pod that its task does not wait for: a sensor sees to its end. Other pods lack it."""
+
 COLLECT = "collect"
 """The value of ``REPLICA_ANNOTATION`` of the pod that puts the shares together."""
 
@@ -61,13 +64,16 @@ _RESERVED = frozenset(
 _HASH_DIGITS = 40
 
 
-def identity_annotations(handle: JobHandle, *, series: str, replica: int | None) -> dict[str, str]:
+def identity_annotations(
+    handle: JobHandle, *, series: str, replica: int | None, handed_over: bool = False
+) -> dict[str, str]:
     """What must match before a task takes a pod for its own.
 
     Args:
         handle: The job's generation.
         series: The series of attempts.
         replica: Which share the pod does; None: it puts the shares together.
+        handed_over: Whether the task leaves the pod to a sensor.
     """
     return {
         JOB_ANNOTATION: handle.scratch_name,
@@ -75,6 +81,22 @@ def identity_annotations(handle: JobHandle, *, series: str, replica: int | None)
         SERIES_ANNOTATION: _hash(series),
         REPLICA_ANNOTATION: COLLECT if replica is None else str(replica),
         PROTOCOL_ANNOTATION: str(PROTOCOL_VERSION),
+        **({HANDED_OVER_ANNOTATION: "true"} if handed_over else {}),
+    }
+
+
+def handed_over_annotations(handle: JobHandle, *, series: str | None = None) -> dict[str, str]:
+    """What a pod has that a sensor, which waits for this job, sees to.
+
+    Args:
+        handle: The job's generation.
+        series: The series of attempts; None: any.
+    """
+    return {
+        JOB_ANNOTATION: handle.scratch_name,
+        OUTPUT_ANNOTATION: _hash(handle.path),
+        HANDED_OVER_ANNOTATION: "true",
+        **({} if series is None else {SERIES_ANNOTATION: _hash(series)}),
     }
 
 

@@ -21,13 +21,13 @@ def secure(pod: k8s.V1Pod, container: k8s.V1Container) -> None:
     Who the worker is stands in the container's context, not in the pod's: other containers of the pod, which the user's
     template may have, stay who they are.
     """
-    by_user = bool(pod.spec.security_context)
+    by_user = _says_something(pod.spec.security_context)
     if not by_user:
         # A large cache of weights is not gone through file by file once its owner is right.
         pod.spec.security_context = k8s.V1PodSecurityContext(
             fs_group=WORKER_USER, fs_group_change_policy="OnRootMismatch"
         )
-    if not container.security_context:
+    if not _says_something(container.security_context):
         container.security_context = k8s.V1SecurityContext(
             allow_privilege_escalation=False,
             capabilities=k8s.V1Capabilities(drop=["ALL"]),
@@ -42,6 +42,12 @@ def group_of_volumes(pod: k8s.V1Pod) -> int | None:
     if isinstance(context, Mapping):
         return context.get("fsGroup")
     return context.fs_group if context else None
+
+
+def _says_something(context: Any) -> bool:
+    """The pod operator hands over an empty object where nothing was asked of it, and a template may hold one."""
+    fields = context if isinstance(context, Mapping) else context.to_dict() if context else {}
+    return any(value is not None for value in fields.values())
 
 
 def _worker_user() -> dict[str, Any]:

@@ -148,17 +148,21 @@ def _add_resources(pod: k8s.V1Pod, worker: k8s.V1Container, resources: WorkerRes
     own = worker.resources
     # Whoever speaks of a resource at all decides on both its request and its limit.
     decided = {*(own.requests or {}), *(own.limits or {})}
-    gpu = resources.placement.resource if resources.placement else None
-    if own.claims or any(name == gpu or name.startswith("nvidia.com/") for name in decided):
-        decided.add(gpu)
+    gpus_decided = bool(own.claims) or any(_is_gpu(name, resources) for name in decided)
+    if gpus_decided and resources.placement:
+        decided.add(resources.placement.resource)
     own.requests = {**_without(resources.requests, decided), **(own.requests or {})}
     own.limits = {**_without(resources.limits, decided), **(own.limits or {})} or None
-    if not resources.gpus and not any(name.startswith("nvidia.com/") for name in decided):
+    if not resources.placement and not gpus_decided:
         # An image made for GPUs asks for all of them, which a node's runtime may grant to whoever asks.
         add_environment(worker, [k8s.V1EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="void")])
 
 
-def _without(quantities: Mapping[str, str], names: set[str | None]) -> dict[str, str]:
+def _is_gpu(name: str, resources: WorkerResources) -> bool:
+    return name.startswith("nvidia.com/") or bool(resources.placement and name == resources.placement.resource)
+
+
+def _without(quantities: Mapping[str, str], names: set[str]) -> dict[str, str]:
     return {name: quantity for name, quantity in quantities.items() if name not in names}
 
 
