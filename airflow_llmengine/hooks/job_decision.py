@@ -11,9 +11,17 @@ State = Literal["absent", "launched", "running", "stopped", "superseded", "done"
 OnTimeout = Literal["cancel", "leave"]
 """What is done with a job past its deadline: it is cancelled, or left to itself."""
 
-Outcome = Literal["wait", "finished", "superseded", "cancelled", "deadline", "timeout"]
+Outcome = Literal["wait", "finished", "superseded", "cancelled", "deadline", "pods_ended", "timeout"]
 """``finished``: the job's manifest stands. ``superseded``: another launch took the output over. ``cancelled``: somebody
-cancelled the job. ``deadline``: the job's deadline has passed. ``timeout``: the sensor's own ``timeout`` has passed."""
+cancelled the job. ``deadline``: the job's deadline has passed. ``pods_ended``: the job has not finished, and nothing
+that runs can finish it. ``timeout``: the sensor's own ``timeout`` has passed."""
+
+PodsState = Literal["unknown", "at_work", "ended"]
+"""Of the pods that were left to the sensor. ``unknown``: none were, or the cluster does not say. ``at_work``: one runs,
+or will. ``ended``: all have ended, are gone, or will never start."""
+
+POD_END_SECONDS = 60.0
+"""So long after it finished a job, a worker's pod is given to end by itself."""
 
 LATE_SHARE = 0.05
 """A projected end is only taken for late if it is so by this share of the time that is left to go: speeds vary."""
@@ -33,6 +41,9 @@ class Observation:
     """The series' own deadline."""
     cancelled: float | None = None
     """When somebody asked the job's workers to stop."""
+    finished: float | None = None
+    """When the job was done, by its worker's clock."""
+    pods: PodsState = "unknown"
     records_total: int | None = None
     records_done: int = 0
     records_per_second: float = 0.0
@@ -68,8 +79,9 @@ class Decision:
 def decide(seen: Observation, terms: Terms, now: float) -> Decision:
     """Decide about a job.
 
-    A manifest that stands goes before everything: the work is done, however late. A request to cancel that was made
-    after the deadline is taken for its consequence, and so for a passed deadline on any clock.
+    A manifest that stands goes before everything: the work is done, however late; but a pod that has only just done it
+    is waited for, so that it can be deleted. A request to cancel that was made after the deadline is taken for its
+    consequence, and so for a passed deadline on any clock.
 
     Args:
         seen: The job.
@@ -78,6 +90,8 @@ def decide(seen: Observation, terms: Terms, now: float) -> Decision:
     """
     deadline = _deadline(seen, terms)
     if seen.state == "done":
+        if seen.pods == "at_work" and seen.finished is not None and now < seen.finished + POD_END_SECONDS:
+            return Decision("wait", deadline)
         return Decision("finished", deadline)
     if seen.state == "superseded":
         return Decision("superseded", deadline)
@@ -85,6 +99,8 @@ def decide(seen: Observation, terms: Terms, now: float) -> Decision:
         return Decision("cancelled", deadline)
     if deadline is not None and (now >= deadline or seen.cancelled is not None):
         return Decision("deadline", deadline)
+    if seen.pods == "ended":
+        return Decision("pods_ended", deadline)
     if now >= _gives_up(seen, terms):
         return Decision("timeout", deadline)
     return Decision("wait", deadline, _lateness(seen, deadline, now))

@@ -39,6 +39,7 @@ def job_failure(
     status: JobStatus,
     series: str | None = None,
     launched_by: str = "the task",
+    retried: str = RETRIED,
     now: float | None = None,
 ) -> LLMEngineError:
     """Make the exception for a worker that ended without a valid manifest.
@@ -51,6 +52,7 @@ def job_failure(
         status: What storage says of whatever is current at the job's output path.
         series: The series of attempts that the worker belonged to.
         launched_by: What to clear for a new launch.
+        retried: What to expect where a retry of the task that ran the worker helps: that of a sensor waits only.
         now: Seconds since the epoch, for tests; the clock's time by default.
     """
     said = _sentence(message)
@@ -74,21 +76,23 @@ def job_failure(
             f"clear {launched_by}."
         )
     if exit_code == ExitCode.ENGINE_DIED:
-        return EngineDiedError(f"The engine died: {said or 'see the log.'} {RETRIED}.")
+        return EngineDiedError(f"The engine died: {said or 'see the log.'} {retried}.")
     if exit_code == ExitCode.STORAGE_UNREACHABLE:
         return StorageFailedError(
-            f"{said or 'Storage could not be reached.'} What was committed is kept, and a retry goes on from there."
+            f"{said or 'Storage could not be reached.'} {retried.replace(KEPT, 'What was committed is kept')}."
         )
     if exit_code == ExitCode.PARTIAL:
-        return _stopped_early(said, deadline, status, launched_by, time.time() if now is None else now)
+        return _stopped_early(said, deadline, status, launched_by, retried, time.time() if now is None else now)
     if exit_code == ExitCode.DONE:
         return ResultMissingError(
-            f"The worker said that the job is done, and no valid manifest stands beside {handle.path}. {RETRIED}."
+            f"The worker said that the job is done, and no valid manifest stands beside {handle.path}. {retried}."
         )
-    return WorkerDiedError(f"{_death(exit_code, said)} {RETRIED}.")
+    return WorkerDiedError(f"{_death(exit_code, said)} {retried}.")
 
 
-def _stopped_early(said: str, deadline: float, status: JobStatus, launched_by: str, now: float) -> JobFailedError:
+def _stopped_early(
+    said: str, deadline: float, status: JobStatus, launched_by: str, retried: str, now: float
+) -> JobFailedError:
     if status.cancelled is not None:
         return JobCancelledError(
             f"The job was cancelled ({status.cancelled.reason}). {KEPT}. Clear {launched_by}, or start a new run, to "
@@ -105,7 +109,7 @@ def _stopped_early(said: str, deadline: float, status: JobStatus, launched_by: s
     # It says itself what is kept, for who runs it by hand.
     said = said.removesuffix("; what is finished is kept.").rstrip(".")
     return JobInterruptedError(
-        f"The worker stopped early: {said or 'something else than Airflow ended it'}. {RETRIED}."
+        f"The worker stopped early: {said or 'something else than Airflow ended it'}. {retried}."
     )
 
 

@@ -6,7 +6,7 @@ import ast
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.configuration import conf
@@ -19,6 +19,7 @@ from airflow_llmengine.exceptions import (
     StorageRefusedError,
 )
 from airflow_llmengine.hooks.job_decision import Decision, Observation, OnTimeout, State, Terms, decide, is_news
+from airflow_llmengine.hooks.job_pods import NO_PODS, JobPods, SeenPods
 from airflow_llmengine.hooks.llmengine import JobProgress, LLMEngineHook, progress_of
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Memory:
     told_at: float = 0.0
     told_late: float | None = None
     """The lateness that was warned of last, in seconds."""
+    told_of_pods: list[str] = field(default_factory=list)
+    """Warnings about the job's pods, each of which is given once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Look:
     decision: Decision
     status: JobStatus | None = None
     """None if storage could not be reached."""
+    pods: SeenPods = NO_PODS
 
 
 class JobWatch:
@@ -82,6 +86,7 @@ class JobWatch:
         self._on_timeout = on_timeout
         self._who = who
         self._log = log
+        self._pods: JobPods | None = None
 
     @property
     def wants_new_hook(self) -> bool:
@@ -89,7 +94,10 @@ class JobWatch:
         return self.memory.failed_looks > 0
 
     def look(self, hook: LLMEngineHook, *, now: float | None = None) -> Look:
-        """Look once, and cancel a job that is past its deadline unless it is to be left alone. Blocks.
+        """Look once. Blocks.
+
+        A job that is past its deadline is cancelled, unless it is to be left alone; and when the waiting is over, the
+        pods that the job's launching task left to the sensor are deleted as far as there is no use for them.
 
         Args:
             hook: To look with.
@@ -103,7 +111,13 @@ class JobWatch:
             status = hook.glance(self.job)
             progress = progress_of(status)
             now = time.time() if now is None else now
-            decision = decide(_observation(status, progress), self.terms, now)
+            pods = self._look_at_pods(hook, status, now)
+            decision = decide(_observation(status, progress, pods), self.terms, now)
+            if decision.outcome == "pods_ended":
+                # The manifest is the last that a worker does: it may have come since. So may another launch.
+                status = hook.glance(self.job)
+                pods = self._look_at_pods(hook, status, now)
+                decision = decide(_observation(status, progress, pods), self.terms, now)
             if decision.outcome == "deadline":
                 self._cancel(hook, status)
         except (StorageFailedError, StorageRefusedError, ConnectionUnusableError) as error:
@@ -113,7 +127,43 @@ class JobWatch:
         self.memory.has_looked = True
         if decision.outcome == "wait":
             self._tell(status, progress, decision, now)
-        return Look(decision, status)
+        else:
+            self._end_pods(pods, decision)
+        return Look(decision, status, pods)
+
+    def pods_failure(self, look: Look, status: JobStatus) -> LLMEngineError:
+        """Say what the pods died of, after a look with the outcome ``pods_ended``; and delete those that never started.
+
+        Args:
+            look: What the look came to.
+            status: All that storage says of the job.
+        """
+        if self._pods is None:
+            raise RuntimeError("No pods were looked at.")
+        failure = self._pods.failure(look.pods, status)
+        self._pods.delete(look.pods, "at_work")
+        return failure
+
+    def _look_at_pods(self, hook: LLMEngineHook, status: JobStatus, now: float) -> SeenPods:
+        """Find out how the pods are that were left to the sensor, if there are any."""
+        if hook.settings.launcher != "kubernetes" or status.handle is None:
+            return NO_PODS
+        handed_over = hook.read_handed_over(status.handle)
+        if handed_over is None:
+            return NO_PODS
+        if self._pods is None or self._pods.handed_over != handed_over:
+            self._pods = JobPods(
+                hook.settings, status.handle, handed_over, log=self._log, told=self.memory.told_of_pods
+            )
+        series = None if status.state == "done" else "" if status.job is None else status.job.series
+        return self._pods.look(series, now)
+
+    def _end_pods(self, pods: SeenPods, decision: Decision) -> None:
+        """Delete the pods of a job that is not waited for any more. Those that died are looked into before."""
+        if self._pods is None or decision.outcome in ("timeout", "pods_ended"):
+            return
+        if decision.outcome != "deadline" or self._on_timeout == "cancel":
+            self._pods.delete(pods, "succeeded" if decision.outcome == "finished" else "at_work")
 
     def _cancel(self, hook: LLMEngineHook, status: JobStatus) -> None:
         if self._on_timeout == "cancel" and status.handle is not None and status.job and status.cancelled is None:
@@ -234,10 +284,12 @@ def _state(status: JobStatus) -> State:
     return status.state if status.job is not None or status.heartbeats else "absent"
 
 
-def _observation(status: JobStatus, progress: JobProgress) -> Observation:
+def _observation(status: JobStatus, progress: JobProgress, pods: SeenPods) -> Observation:
     job, cancelled = status.job, status.cancelled
     return Observation(
         state=_state(status),
+        pods=pods.state,
+        finished=None if status.manifest is None else status.manifest.finished,
         launched=None if job is None else job.launched,
         deadline=None if job is None else job.deadline,
         cancelled=None if cancelled is None else cancelled.requested,
@@ -251,6 +303,8 @@ def _line(state: State, status: JobStatus, progress: JobProgress, decision: Deci
     until = "" if decision.deadline is None else f" until {moment(decision.deadline)}"
     if state == "absent":
         return f"Nothing was launched there yet: waiting{until}."
+    if state == "done":
+        return "The job is done, and its pod is about to end: waiting for that."
     if state == "launched":
         return f"The job is launched, and no worker has shown up yet: waiting{until}."
     if state == "stopped":

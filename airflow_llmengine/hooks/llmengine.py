@@ -23,7 +23,7 @@ from airflow_llmengine.exceptions import (
 
 if TYPE_CHECKING:
     from airflow_llmengine.hooks.connection_settings import ConnectionSettings
-    from airflow_llmengine.spec.job_state import JobHandle
+    from airflow_llmengine.spec.job_state import HandedOverPod, JobHandle
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.filesystem import Storage
@@ -260,6 +260,35 @@ class LLMEngineHook(BaseHook):
                 return cancel_job(self.storage(), _handle(job), reason)
         except NoSuchJobError as error:
             raise LLMEngineError(str(error)) from error
+
+    def hand_over(self, path: str, pod: HandedOverPod) -> None:
+        """Leave a pod to whoever waits for the job.
+
+        Args:
+            path: The job's ``output_data_path``.
+            pod: The pod.
+
+        Raises:
+            StorageFailedError: The job directory can't be written.
+        """
+        from airflow_llmengine.storage.job_directory import JobDirectory
+
+        with storage_errors():
+            JobDirectory(self.storage(), path).write_handed_over(pod)
+
+    def read_handed_over(self, handle: JobHandle) -> HandedOverPod | None:
+        """The pod of a job that was left to whoever waits for it; None if there is none of this generation.
+
+        Raises:
+            StorageFailedError: The job directory can't be read.
+        """
+        from airflow_llmengine.storage.job_directory import JobDirectory
+
+        with storage_errors():
+            pod = JobDirectory(self.storage(), handle.path).read_handed_over()
+        if pod is None or (pod.fingerprint, pod.generation) != (handle.fingerprint, handle.generation):
+            return None
+        return pod
 
     def read_manifest(self, job: JobHandle | Mapping[str, Any] | str) -> Manifest | None:
         """The manifest of a job that succeeded; None if it did not, or another job's output stands there by now.

@@ -93,6 +93,7 @@ def pod_failure(
     status: JobStatus,
     series: str | None = None,
     launched_by: str = "the task",
+    retried: str = RETRIED,
     now: float | None = None,
 ) -> LLMEngineError:
     """Make the exception for a worker whose pod ended without a valid manifest, or never started.
@@ -104,6 +105,7 @@ def pod_failure(
         status: What storage says of whatever is current at the job's output path.
         series: The series of attempts that the worker belonged to.
         launched_by: What to clear for a new launch.
+        retried: What to expect where a retry of the task that made the pod helps: that of a sensor waits only.
         now: Seconds since the epoch, for tests; the clock's time by default.
     """
 
@@ -116,6 +118,7 @@ def pod_failure(
             status=status,
             series=series,
             launched_by=launched_by,
+            retried=retried,
             now=now,
         )
 
@@ -133,15 +136,17 @@ def pod_failure(
             f"too short; clear {launched_by}, or start a new run, to go on with a new budget."
         )
     if diagnosis.kind == "exited":
-        return WorkerDiedError(f"{diagnosis.sentence} {RETRIED}. Its log may say more.")
+        return WorkerDiedError(f"{diagnosis.sentence} {retried}. Its log may say more.")
     if diagnosis.kind == "out_of_memory":
-        return _out_of_memory(diagnosis, status, launched_by)
+        return _out_of_memory(diagnosis, status, launched_by, retried)
     if diagnosis.kind == "out_of_storage":
-        return _out_of_storage(diagnosis, status, launched_by)
+        return _out_of_storage(diagnosis, status, launched_by, retried)
     if diagnosis.kind in _NEVER:
         never, remedy = _NEVER[diagnosis.kind]
         return never(f"{diagnosis.sentence} {remedy}, and clear {launched_by}; {KEPT[0].lower()}{KEPT[1:]}.")
     later, outlook = _LATER[diagnosis.kind]
+    if retried != RETRIED:
+        outlook = outlook.replace(_NOTHING_LOST, retried).replace(RETRIED, retried)
     return later(f"{diagnosis.sentence} {outlook}")
 
 
@@ -155,10 +160,10 @@ def last_error(diagnosis: Diagnosis) -> str:
     return next((message for level, message in errors if level >= logging.ERROR), "")
 
 
-def _out_of_memory(diagnosis: Diagnosis, status: JobStatus, launched_by: str) -> PodFailedError:
+def _out_of_memory(diagnosis: Diagnosis, status: JobStatus, launched_by: str, retried: str) -> PodFailedError:
     if diagnosis.limit is None or _has_generated(status):
         return WorkerOutOfMemoryError(
-            f"{diagnosis.sentence} {RETRIED}; a record that does it again is found and left out. Or give the worker "
+            f"{diagnosis.sentence} {retried}; a record that does it again is found and left out. Or give the worker "
             "more `memory`."
         )
     return ModelOutOfMemoryError(
@@ -167,10 +172,10 @@ def _out_of_memory(diagnosis: Diagnosis, status: JobStatus, launched_by: str) ->
     )
 
 
-def _out_of_storage(diagnosis: Diagnosis, status: JobStatus, launched_by: str) -> PodFailedError:
+def _out_of_storage(diagnosis: Diagnosis, status: JobStatus, launched_by: str, retried: str) -> PodFailedError:
     if _has_generated(status):
         return WorkerOutOfStorageError(
-            f"{diagnosis.sentence} {RETRIED}. Raise `storage`, which holds the log, /tmp and, without a cache volume, "
+            f"{diagnosis.sentence} {retried}. Raise `storage`, which holds the log, /tmp and, without a cache volume, "
             "the model's weights."
         )
     return ModelOutOfStorageError(

@@ -54,6 +54,7 @@ class PodLaunch:
         request: CreateBatchCompletionsV1Request,
         *,
         grace_seconds: int,
+        handed_over: bool = False,
     ) -> Self:
         """Gather it; a large request is put on storage.
 
@@ -62,6 +63,7 @@ class PodLaunch:
             attempt: What the worker is told.
             request: The request, without ``content``.
             grace_seconds: How long the worker may take to save its work.
+            handed_over: Whether the pod is left to a sensor.
 
         Raises:
             StorageFailedError: The request can't be put on storage.
@@ -89,7 +91,9 @@ class PodLaunch:
             source=source,
             environment=environment,
             credentials=options if settings.pod_credentials == "connection" else {},
-            identity=identity_annotations(attempt.handle, series=attempt.series, replica=attempt.replica),
+            identity=identity_annotations(
+                attempt.handle, series=attempt.series, replica=attempt.replica, handed_over=handed_over
+            ),
             grace_seconds=grace_seconds,
         )
 

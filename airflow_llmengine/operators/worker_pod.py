@@ -25,6 +25,7 @@ from airflow_llmengine.exceptions import (
     TaskKilledError,
 )
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.hooks.pods import cluster_errors
 from airflow_llmengine.operators.batch_task import BatchTaskMixin
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from airflow_llmengine.hooks.worker_pod_manager import WorkerPodManager
     from airflow_llmengine.kube.diagnosis import Diagnosis
     from airflow_llmengine.operators.pod_launch import PodLaunch
+    from airflow_llmengine.spec.job_state import HandedOverPod
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.status import JobStatus
 
@@ -295,20 +297,50 @@ class WorkerPodMixin(_Base):
         attempt: WorkerAttempt,
         request: CreateBatchCompletionsV1Request,
     ) -> None:
-        """Make the pod, or find that it runs, and leave it to somebody else.
+        """Make the pod, or find that it runs, and leave it to a sensor.
 
         Raises:
             LLMEngineError: It could not be made, or the task was ended.
         """
-        self._begin_pod(hook, attempt, request)
-        pod = self.get_or_create_pod(self.build_pod_request_obj(context), context)
-        self._end_if_killed()
+        self._begin_pod(hook, attempt, request, handed_over=True)
+        try:
+            with cluster_errors():
+                pod = self.get_or_create_pod(self.build_pod_request_obj(context), context)
+            self._end_if_killed()
+            hook.hand_over(attempt.handle.path, self._handed_over(attempt, pod))
+        except BaseException:
+            # Nobody would see to it.
+            if self.pod is not None:
+                self._delete(self.pod)
+            raise
         ti = context["ti"]
         ti.xcom_push(key="pod_name", value=pod.metadata.name)
         ti.xcom_push(key="pod_namespace", value=pod.metadata.namespace)
         self.log.info("The pod %s runs the job from here on; nobody waits for it in this task.", _name(pod))
 
-    def _begin_pod(self, hook: LLMEngineHook, attempt: WorkerAttempt, request: CreateBatchCompletionsV1Request) -> None:
+    def _handed_over(self, attempt: WorkerAttempt, pod: V1Pod) -> HandedOverPod:
+        """What a sensor is told of the pod."""
+        from airflow_llmengine.spec.job_state import HandedOverPod
+
+        return HandedOverPod(
+            fingerprint=attempt.handle.fingerprint,
+            generation=attempt.handle.generation,
+            series=attempt.series,
+            namespace=pod.metadata.namespace,
+            pod=pod.metadata.name,
+            container=self.base_container_name,
+            server=self.client.api_client.configuration.host,
+            start_by=time.time() + self.schedule_timeout_seconds + self.startup_timeout_seconds,
+        )
+
+    def _begin_pod(
+        self,
+        hook: LLMEngineHook,
+        attempt: WorkerAttempt,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        handed_over: bool = False,
+    ) -> None:
         from airflow_llmengine.operators.pod_launch import PodLaunch
 
         left = attempt.deadline - time.time()
@@ -323,6 +355,7 @@ class WorkerPodMixin(_Base):
             attempt,
             request,
             grace_seconds=self._worker_grace(),
+            handed_over=handed_over,
         )
         # A pod that is still waiting by then could not do anything any more.
         self.schedule_timeout_seconds = min(self.schedule_timeout_seconds, math.ceil(left))

@@ -61,6 +61,21 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
     job that was cancelled, or whose output another launch took over, fails the task at once. The sensor does not own
     the job: ending the sensor ends nothing else.
 
+    Of a job that was launched with ``wait_for_completion=False`` it owns the pod, if its connection is the one that the
+    job was launched with, or leads to the same cluster:
+
+    - When the job has finished, it deletes the pod.
+    - Past the deadline (with ``on_timeout="cancel"``), and when somebody cancelled the job or another launch took the
+      output over, it deletes the pod, whose worker saves its work within the pod's grace period.
+    - When the pod has died, is gone, or can never start, while the job has not finished, it fails at once, with the
+      exception that says what happened to the pod, and says which tasks to clear. A retry of the sensor does not make a
+      new pod. A pod that has failed is kept to be looked at, as long as ``[llmengine] finished_pod_ttl_seconds`` says.
+    - When the sensor itself is killed, cleared, or ends by its ``timeout``, it leaves the pod alone: a retry waits on.
+      What bounds the pod then is the job's deadline, at which Kubernetes ends it.
+
+    Pods of a task that waits itself are that task's business. Where the cluster can't be reached, or its pods may not
+    be listed, the sensor says so once and goes by the job's files alone.
+
     Args:
         job: The job: a handle, as the ``job`` of the operator's XCom, or the whole of that XCom; or an
             ``output_data_path``, which means whatever is current there. A path that is used again by each run is
@@ -68,8 +83,8 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         llmengine_conn_id: Connection of type ``llmengine``: how storage is reached. Read when the task runs.
         max_runtime_sec: Seconds that the job has, counted from its launch; as long as nothing was launched, from the
             sensor's first look. By default the job's own deadline holds, from when there is a job.
-        on_timeout: What happens to a job past its deadline: ``cancel``, its workers save what they have and stop; or
-            ``leave``. The task fails either way.
+        on_timeout: What happens to a job past its deadline: ``cancel``, its workers save what they have and stop, and a
+            pod that the sensor owns is deleted; or ``leave``. The task fails either way.
         max_error_rate: Failed records, as a share of all, from 0 to 1, above which the task fails. By default it fails
             only when every record failed.
         deferrable: Wait in the triggerer, without a worker slot. It goes before ``mode``. By default as
@@ -161,7 +176,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         return False if summary is None else PokeReturnValue(is_done=True, xcom_value=summary)
 
     def on_kill(self) -> None:
-        """Succeed no more. Nothing is stopped: the job is not the sensor's."""
+        """Succeed no more. Nothing is stopped, pods included: a retry waits on, and the deadline bounds them."""
         self._ended_by_airflow = True
 
     def _look_or_defer(self, context: Context, first_look: float | None = None, not_before: float = 0.0) -> Any:
@@ -222,6 +237,11 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
                 f"The job of {path} was cancelled{reason}. {KEPT}. To go on, clear the task that launches it, and this "
                 "one."
             )
+        if decision.outcome == "pods_ended":
+            status = hook.get(cast("Any", status.handle))
+            if status.state == "done":
+                return self._finish(hook, Look(decision, status))
+            raise watch.pods_failure(look, status)
         if decision.outcome == "timeout":
             raise AirflowSensorTimeout(self._timed_out(path, watch, look))
         return self._fail_by_deadline(hook, watch, look, path)

@@ -125,6 +125,26 @@ class CancelRequest(StateDocument):
     requested: Moment
 
 
+class HandedOverPod(StateDocument):
+    """``handed_over.json``: a pod that was left to a sensor. Written by the task that made it, as its last act.
+
+    That task does not wait for it, so whoever waits for the job sees to the pod's end.
+    """
+
+    fingerprint: Fingerprint
+    generation: Generation
+    series: str
+    """The series of attempts that made the pod. Once another has launched the job, this says nothing any more."""
+    namespace: str = Field(pattern=r"^[a-z0-9-]{1,63}$")
+    pod: str = Field(pattern=r"^[a-z0-9.-]{1,253}$")
+    container: str = Field(pattern=r"^[a-z0-9-]{1,63}$")
+    """The worker's container in it."""
+    server: str
+    """Where the cluster's API is, as that task reached it: elsewhere, a pod that is not found may yet be at work."""
+    start_by: Moment
+    """Seconds since the epoch by which the pod must have started."""
+
+
 class Claim(StateDocument):
     """``claims/<c>``: who works on chunk *c*. Created only if absent, and changed only by its holder.
 

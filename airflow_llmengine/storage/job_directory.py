@@ -6,6 +6,7 @@
     <output_data_path>.job/
         current.json                           which fingerprint and generation may commit
         cancel.json                            present: stop and save
+        handed_over.json                       a pod that a sensor is to see to
         <fingerprint>-<generation>/            a JobScratch: chunks, parts, heartbeats; removed after success
 """
 
@@ -22,6 +23,7 @@ from airflow_llmengine.spec.job_state import (
     CancelRequest,
     Claim,
     CurrentJob,
+    HandedOverPod,
     Heartbeat,
     InputEnd,
     JobDocument,
@@ -79,6 +81,7 @@ class JobDirectory:
             raise StorageUnsupportedError(f"The output {self.output} names no file; give the name of a file in it.")
         self._current = self.root.child("current.json")
         self._cancel = self.root.child("cancel.json")
+        self._handed_over = self.root.child("handed_over.json")
 
     def __repr__(self) -> str:
         return f"JobDirectory({str(self.output)!r})"
@@ -152,6 +155,14 @@ class JobDirectory:
     def clear_cancel(self) -> None:
         """Take the request to stop back."""
         self._cancel.delete()
+
+    def read_handed_over(self) -> HandedOverPod | None:
+        """The pod that was handed over last; None if none ever was. It stays when the job has finished."""
+        return read_document(self._handed_over, HandedOverPod)
+
+    def write_handed_over(self, pod: HandedOverPod) -> None:
+        """Hand a pod over to whoever waits for the job."""
+        write_document(self._handed_over, pod)
 
     def scratches(self) -> list[JobHandle]:
         """The generations of which something is left, by name."""
