@@ -11,8 +11,10 @@ the real metadata database. All that may run is run at once.
     serial                  the same, one task after the other
     clear:TASK_ID[:INDEX]   clear a task
     downstream:TASK_ID      clear a task and what comes after it
+    fail:TASK_ID[:INDEX]    mark a task as failed
 
-At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task.
+At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task. Tasks that are deferred need a triggerer beside this
+process.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -29,12 +32,12 @@ from tests.airflow.task_process import make_run
 RUN_ID = "run-1"
 
 
-def find_run(session: Any, dag_id: str) -> Any:
+def find_run(session: Any, dag_id: str, run_id: str) -> Any:
     from airflow.models.dagrun import DagRun
     from airflow.models.serialized_dag import SerializedDagModel
     from sqlalchemy import select
 
-    found = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == RUN_ID))
+    found = session.scalar(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id))
     if found is not None:
         found.dag = SerializedDagModel.get_dag(dag_id, session=session)
     return found
@@ -67,7 +70,7 @@ def start(instance: Any, dag_id: str) -> int:
         os._exit(0)
 
 
-def run(dag_id: str, most_at_once: int) -> None:
+def run(dag_id: str, run_id: str, most_at_once: int) -> None:
     from airflow.sdk.api.datamodels._generated import TaskInstance as SDKTaskInstance
     from airflow.utils.session import create_session
     from airflow.utils.state import DagRunState, TaskInstanceState
@@ -76,21 +79,23 @@ def run(dag_id: str, most_at_once: int) -> None:
     while True:
         starting = []
         with create_session() as session:
-            dag_run = find_run(session, dag_id)
+            dag_run = find_run(session, dag_id, run_id)
             if dag_run.state == DagRunState.QUEUED:
                 dag_run.state = DagRunState.RUNNING
                 session.commit()
             over = dag_run.state in (DagRunState.SUCCESS, DagRunState.FAILED)
             ready = [] if over else dag_run.update_state(session=session)[0]
-            for found in ready[: most_at_once - len(supervisors)]:
-                found.try_number += 1
+            woken = dag_run.get_task_instances(state=[TaskInstanceState.SCHEDULED], session=session)
+            for found in [*woken, *ready][: most_at_once - len(supervisors)]:
+                # A task that a trigger has woken goes on with the same attempt.
+                found.try_number += 0 if found.next_method else 1
                 found.state = TaskInstanceState.QUEUED
                 starting.append(
                     SDKTaskInstance(
                         id=UUID(str(found.id)),
                         task_id=found.task_id,
                         dag_id=dag_id,
-                        run_id=RUN_ID,
+                        run_id=run_id,
                         try_number=found.try_number,
                         map_index=found.map_index,
                         dag_version_id=UUID(str(found.dag_version_id)),
@@ -104,12 +109,12 @@ def run(dag_id: str, most_at_once: int) -> None:
         supervisors -= {pid for pid in supervisors if os.waitpid(pid, os.WNOHANG)[0]}
 
 
-def clear(dag_id: str, task_id: str, index: str | None, *, downstream: bool) -> None:
+def clear(dag_id: str, run_id: str, task_id: str, index: str | None, *, downstream: bool) -> None:
     from airflow.models.taskinstance import clear_task_instances
     from airflow.utils.session import create_session
 
     with create_session() as session:
-        dag_run = find_run(session, dag_id)
+        dag_run = find_run(session, dag_id, run_id)
         wanted = {task_id}
         if downstream:
             wanted |= {task.task_id for task in dag_run.dag.get_task(task_id).get_flat_relatives(upstream=False)}
@@ -120,6 +125,17 @@ def clear(dag_id: str, task_id: str, index: str | None, *, downstream: bool) -> 
         ]
         assert found
         clear_task_instances(found, session)
+        session.commit()
+
+
+def fail(dag_id: str, run_id: str, task_id: str, index: str | None) -> None:
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+
+    with create_session() as session:
+        for instance in find_run(session, dag_id, run_id).get_task_instances(session=session):
+            if instance.task_id == task_id and index in (None, str(instance.map_index)):
+                instance.set_state(TaskInstanceState.FAILED, session=session)
         session.commit()
 
 
@@ -136,24 +152,27 @@ def load_what_tasks_need() -> None:
     del in_process_api_server().transport
 
 
-def main(dag_id: str, commands: list[str]) -> None:
+def follow(dag_id: str, run_id: str, commands: Sequence[str]) -> None:
     from airflow.utils.session import create_session
 
-    load_what_tasks_need()
     with create_session() as session:
-        if find_run(session, dag_id) is None:
-            make_run(session, dag_id, RUN_ID)
+        if find_run(session, dag_id, run_id) is None:
+            make_run(session, dag_id, run_id)
     for command in commands:
         name, *arguments = command.split(":")
         if name in ("run", "serial"):
-            run(dag_id, 64 if name == "run" else 1)
+            run(dag_id, run_id, 64 if name == "run" else 1)
         else:
             task_id, index = [*arguments, None][:2]
-            clear(dag_id, str(task_id), index, downstream=name == "downstream")
+            if name == "fail":
+                fail(dag_id, run_id, str(task_id), index)
+            else:
+                clear(dag_id, run_id, str(task_id), index, downstream=name == "downstream")
     with create_session() as session:
-        for instance in find_run(session, dag_id).get_task_instances(session=session):
+        for instance in find_run(session, dag_id, run_id).get_task_instances(session=session):
             sys.stdout.write(f"state: {instance.task_id} {instance.map_index} {instance.state}\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    load_what_tasks_need()
+    follow(sys.argv[1], RUN_ID, sys.argv[2:])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.airflow.conftest import airflow_environment, migrated_database
+from tests.airflow.started_tasks import TaskServer, task_server
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.host_python import HostPython
-from tests.kubernetes.pod_jobs import PodJob, end_processes
+from tests.kubernetes.pod_jobs import PodJob
 from tests.storage.s3_server import S3Server
 
 __all__ = ["airflow_environment", "migrated_database"]
@@ -76,6 +77,29 @@ def s3_for_pods(_s3_server_for_pods: S3Server) -> Iterator[S3Server]:
     _s3_server_for_pods.reset()
 
 
+@contextmanager
+def airflow_of_pods(home: Path, database: bytes) -> Iterator[TaskServer]:
+    """Starts the tasks of ``dags``, over a metadata database in a folder."""
+    (home / "airflow.db").write_bytes(database)
+    environment = os.environ | {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(Path(__file__).parent / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+        # What is encrypted could not be searched for secrets.
+        "AIRFLOW__CORE__FERNET_KEY": "",
+    }
+    with task_server(environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tasks_of_pods(tmp_path_factory: pytest.TempPathFactory, migrated_database: bytes) -> Iterator[TaskServer]:
+    """Starts the tasks of ``dags``. One metadata database for all tests: each has a run of its own."""
+    with airflow_of_pods(tmp_path_factory.mktemp("airflow-of-pods"), migrated_database) as server:
+        yield server
+
+
 @pytest.fixture
 def pod_job(
     cluster: Cluster,
@@ -83,7 +107,7 @@ def pod_job(
     s3_for_pods: S3Server,
     shared_folder: Path,
     host_python_pod: HostPython,
-    airflow_environment: dict[str, str],
+    tasks_of_pods: TaskServer,
 ) -> Iterator[PodJob]:
     """A job that Airflow's own task processes run in pods; all that happens to its pods is noted down."""
     job = PodJob(
@@ -91,9 +115,10 @@ def pod_job(
         namespace=namespace,
         s3=s3_for_pods,
         folder=shared_folder,
-        environment=airflow_environment,
+        server=tasks_of_pods,
         host_python=host_python_pod,
     )
     with job.watch:
         yield job
-        end_processes(job.started)
+        for started in job.started:
+            started.kill()

@@ -1,0 +1,23 @@
+"""The DAG of the tests whose job runs in a pod. Its arguments are in an environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+
+with DAG("pod_job", schedule=None):
+    LLMEngineBatchCompletionsOperator(
+        **{
+            "task_id": "job",
+            "output_data_path": "output.json",
+            "model_config": {"model": "stand-in"},
+            "retries": 2,
+            "retry_delay": timedelta(seconds=0),
+            **json.loads(os.environ.get("TEST_ARGUMENTS", '{"input_data_path": "input.jsonl"}')),
+        }
+    )
