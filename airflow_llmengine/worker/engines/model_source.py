@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +56,24 @@ def find_model(request: CreateBatchCompletionsV1Request) -> ModelSource:
 
 
 def _local(directory: Path, field: str) -> ModelSource:
-    if not directory.is_dir():
-        raise ModelNotFoundError(f"{field}: there is no directory {directory} where the worker runs")
-    if not any((directory / name).is_file() for name in CONFIG_FILES):
-        raise ModelNotFoundError(f"{field}: the directory {directory} holds no model: it has no {CONFIG_FILES[0]}")
+    with _readable():
+        if not directory.is_dir():
+            raise ModelNotFoundError(f"{field}: there is no directory {directory} where the worker runs")
+        if not any((directory / name).is_file() for name in CONFIG_FILES):
+            raise ModelNotFoundError(f"{field}: the directory {directory} holds no model: it has no {CONFIG_FILES[0]}")
     return ModelSource(str(directory), directory)
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Tell a checkpoint that may not be read as what it is: in a pod the worker is not the user who wrote it."""
+    try:
+        yield
+    except PermissionError as error:
+        raise ModelNotFoundError(
+            f"the model's file {error.filename} may not be read by user {os.getuid()}, as whom the worker runs: let all "
+            "users read it, or run the worker as its owner"
+        ) from error
 
 
 def _ask_hub(model: CreateBatchCompletionsV1ModelConfig) -> None:
@@ -105,7 +120,15 @@ def checkpoint_digest(directory: Path) -> str:
 
     It covers every file that is not hidden: small ones in full; of larger ones (the weights) the size, and their first
     and last MiB. Two checkpoints that differ only in the middle of a large file of equal size are not told apart.
+
+    Raises:
+        ModelNotFoundError: One of them may not be read.
     """
+    with _readable():
+        return DIGEST_PREFIX + _digest(directory)
+
+
+def _digest(directory: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(_files(directory), key=lambda path: path.relative_to(directory).as_posix()):
         size = path.stat().st_size
@@ -117,7 +140,7 @@ def checkpoint_digest(directory: Path) -> str:
                 digest.update(file.read(SAMPLE_BYTES))
                 file.seek(size - SAMPLE_BYTES)
                 digest.update(file.read(SAMPLE_BYTES))
-    return DIGEST_PREFIX + digest.hexdigest()
+    return digest.hexdigest()
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -51,6 +51,23 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
         find_model(job(checkpoint_path=str(tmp_path)))
 
 
+def test_a_checkpoint_that_may_not_be_read(checkpoint: Path) -> None:
+    """As in a pod, whose user is another than the one who wrote the weights."""
+    checkpoint.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(ModelNotFoundError, match=r"may not be read by user \d+, as whom the worker runs"):
+            checkpoint_digest(checkpoint)
+        with pytest.raises(ModelNotFoundError, match=r"may not be read by user"):
+            find_model(job(checkpoint_path=str(checkpoint)))
+    finally:
+        if is_root:
+            os.seteuid(0)
+        checkpoint.chmod(0o755)
+
+
 def test_a_name_that_cannot_be_an_id() -> None:
     with pytest.raises(ModelNotFoundError, match="'a/b/c' is neither a directory nor an id"):
         find_model(job(model="a/b/c"))
