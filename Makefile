@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: quickstart
 quickstart: environment ## Complete 24 rows with a real model by an Airflow DAG, and show the result
@@ -29,6 +29,10 @@ test: lint ## Every check and every test, the real engine's included (tens of mi
 .PHONY: test-quick
 test-quick: environment ## The tests without a marker: no engine, no scheduler (under two minutes)
 	$(BIN)/python -m pytest -m "not (engine or slow or scheduler or kubernetes)" $(PYTEST_ARGS)
+
+.PHONY: test-kubernetes
+test-kubernetes: environment ## The tests with real pods, on the cluster that KUBECONFIG names (minutes)
+	$(BIN)/python -m pytest -m kubernetes $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: environment ## ruff, mypy --strict and the import contracts; changes nothing
