@@ -6,6 +6,7 @@ What can't be done is one sentence: the client's own exceptions quote whole obje
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -184,16 +185,19 @@ def log_tail(
     container: str,
     log: Callable[[int, str], None],
     formatter: Callable[[str, str], str] | None = None,
+    since: datetime | None = None,
 ) -> None:
-    """Pass on the end of a container's log.
+    """Pass on the end of a container's log, or what came since a moment.
 
     A line that is not the worker's own comes from a library and may quote a prompt: it is for DEBUG.
     """
+    options = {} if since is None else {"since_seconds": max(1, math.ceil((datetime.now(UTC) - since).total_seconds()))}
     response = patiently(client.read_namespaced_pod_log)(
         pod.metadata.name,
         pod.metadata.namespace,
         container=container,
         tail_lines=LOG_TAIL_LINES,
+        **options,
         # With it the client gives the text of a bytes literal.
         _preload_content=False,
     )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.cncf.kubernetes.utils.pod_manager import AsyncPodManager, PodManager
+from airflow.providers.cncf.kubernetes.utils.pod_manager import (
+    AsyncPodManager,
+    PodLaunchTimeoutException,
+    PodManager,
+)
 
 from airflow_llmengine.exceptions import NodeLostError
 from airflow_llmengine.hooks.local_worker import parse_log_line
@@ -17,6 +23,19 @@ if TYPE_CHECKING:
 
 LOST_AFTER_SECONDS = 120.0
 """So long after its grace, or its deadline, a pod that still shows up is given up: its node is gone."""
+
+AWAY_SECONDS = 15.0
+"""Between two calls of an API server that is away; each is several attempts already."""
+
+REMINDER_SECONDS = 300.0
+
+GONE = 404
+TOO_MANY_REQUESTS = 429
+SERVER_ERROR = 500
+
+
+class PodGivenUp(PodLaunchTimeoutException):
+    """There is nothing to wait for any more. The pod trigger takes it for a timeout: it wakes the task at once."""
 
 
 class WorkerPodManager(PodManager):
@@ -54,29 +73,80 @@ class AsyncWorkerPodManager(AsyncPodManager):
     """Follows a worker's pod from the triggerer; see ``WorkerPodManager``."""
 
     deadline: float | None = None
+    _told_until: datetime | None = None
+    """The moment of the latest log line that was passed on."""
 
     async def read_pod(self, pod: V1Pod) -> V1Pod:
-        """Read the pod's state; see ``WorkerPodManager.read_pod``."""
-        found: V1Pod = await super().read_pod(pod)
-        refuse_lost(found, self.deadline)
-        return found
+        """Read the pod's state. Waits while the API server is away: the pod works on meanwhile.
+
+        Raises:
+            PodGivenUp: The pod is gone, or should have been long ago.
+        """
+        told = float("-inf")
+        while True:
+            try:
+                found: V1Pod = await super().read_pod(pod)
+                refuse_lost(found, self.deadline)
+            except NodeLostError as error:
+                raise PodGivenUp(str(error)) from None
+            except Exception as error:
+                if getattr(error, "status", None) == GONE:
+                    raise PodGivenUp(f"The pod {pod.metadata.name} is gone.") from None
+                if not _is_away(error):
+                    raise
+                reason = getattr(error, "reason", None) or type(error).__name__
+            else:
+                return found
+            if time.monotonic() - told >= REMINDER_SECONDS:
+                told = time.monotonic()
+                self.log.warning("The Kubernetes API does not answer (%s): waiting for it.", reason)
+            await asyncio.sleep(AWAY_SECONDS)
 
     async def watch_pod_events(self, pod: V1Pod, check_interval: float = 30) -> None:
         """As the parent's, which asks as often as it looks at the pod."""
         await super().watch_pod_events(pod, max(check_interval, 10.0))
 
+    async def fetch_container_logs_before_current_sec(
+        self, pod: V1Pod, container_name: str, since_time: Any = None
+    ) -> Any:
+        """Pass on what the container has logged since the last time. What can't be read now is read the next time."""
+        from kubernetes_asyncio.client import ApiException
+
+        try:
+            return await super().fetch_container_logs_before_current_sec(pod, container_name, since_time)
+        except Exception as error:
+            if not isinstance(error, ApiException) and not _is_away(error):
+                raise
+            self.log.debug("The pod's log can't be read now (%s).", type(error).__name__)
+            return since_time
+
     def _emit_container_logs(self, logs: list[str], now: Any, container_name: str) -> None:
         from airflow.providers.cncf.kubernetes.utils.pod_manager import parse_log_line as with_time
 
         second = now.replace(microsecond=0)
+        told_until = self._told_until
         for line in logs:
             moment, message = with_time(line)
             # The next read begins with this second.
             if moment is not None and moment.replace(microsecond=0) == second:
                 return
+            # A read begins with a whole second, part of which the last one ended with.
+            if moment is not None and told_until is not None and moment <= told_until:
+                continue
+            self._told_until = moment or self._told_until
             if message:
                 level, text = parse_log_line(message)
                 self.log.log(level, "%s", text)
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether an API call failed because the server is busy, or could not be reached."""
+    from aiohttp import ClientError
+    from kubernetes_asyncio.client import ApiException
+
+    if isinstance(error, ApiException):
+        return error.status == TOO_MANY_REQUESTS or (error.status or 0) >= SERVER_ERROR
+    return isinstance(error, ClientError | ConnectionError | TimeoutError)
 
 
 def refuse_lost(pod: V1Pod, deadline: float | None, now: float | None = None) -> None:

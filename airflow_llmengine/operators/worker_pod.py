@@ -9,6 +9,7 @@ import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -67,6 +68,9 @@ QUOTA_POLL_SECONDS = 15.0
 GONE_POLL_SECONDS = 2.0
 REMINDER_SECONDS = 300.0
 
+BACKSTOP_SECONDS = 600.0
+"""So long after the deadline and the pod's grace a task is not left deferred: its trigger would have fired."""
+
 
 class WorkerEnd(Protocol):
     """How a worker ended, wherever it ran."""
@@ -95,6 +99,7 @@ class WorkerPodMixin(_Base):
         self._attempt: WorkerAttempt | None = None
         self._pod_launch: PodLaunch | None = None
         self._diagnosis: Diagnosis | None = None
+        self._resumed: tuple[str, str] | None = None
 
     @classmethod
     def _pod_defaults(cls) -> dict[str, Any]:
@@ -116,6 +121,7 @@ class WorkerPodMixin(_Base):
             LLMEngineError: The worker ended without a result.
         """
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+        from airflow_llmengine.operators.pod_launch import PodEnd
 
         if attempt is None and self._attempt is not None:
             # The pod operator itself calls this where the pod has ended before it could be waited for.
@@ -125,17 +131,27 @@ class WorkerPodMixin(_Base):
         hook = LLMEngineHook(self.llmengine_conn_id)
         self._apply_connection(hook.settings)
         self._attempt = WorkerAttempt.decode(attempt)
+        self._resumed = (event["name"], event["namespace"])
         resume = super().trigger_reentry
-        return self._conclude(hook, self._attempt, self._watch(lambda: resume(context, event)))
+        end = self._watch(lambda: resume(context, event))
+        if event["status"] == "success" and self.pod is None:
+            # It was seen to succeed, and something has deleted it since.
+            end = PodEnd.succeeded()
+        return self._conclude(hook, self._attempt, end)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral. Without a trigger's event nobody watches the pod: it is brought to an end."""
         from airflow.sdk.bases.operator import TRIGGER_FAIL_REPR
 
+        from airflow_llmengine.kube.reattach import is_active
+
         if next_method == TRIGGER_FAIL_REPR:
             self._apply_connection(LLMEngineHook(self.llmengine_conn_id).settings)
-            for pod in self._own_pods(context):
-                self._delete(pod)
+            with cluster_errors():
+                for pod in self._own_pods(context):
+                    if is_active(pod):
+                        self.log.warning("Nobody watches the pod %s any more: it is ended.", _name(pod))
+                        self._delete(pod)
         return super().resume_execution(next_method, next_kwargs, context)
 
     def defer(
@@ -151,8 +167,11 @@ class WorkerPodMixin(_Base):
 
         attempt = self._attempt
         if attempt is not None:
-            trigger = watching(trigger, llmengine_conn_id=self.llmengine_conn_id, attempt=attempt)
+            grace = self._pod_grace()
+            trigger = watching(trigger, llmengine_conn_id=self.llmengine_conn_id, attempt=attempt, grace_seconds=grace)
             kwargs = {**(kwargs or {}), "attempt": attempt.encode()}
+            # Where no triggerer lives to hold the deadline, the scheduler does.
+            timeout = timeout or max(0.0, attempt.deadline - time.time()) + grace + BACKSTOP_SECONDS
         super().defer(trigger=trigger, method_name=method_name, kwargs=kwargs, timeout=timeout)
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> V1Pod:
@@ -228,6 +247,8 @@ class WorkerPodMixin(_Base):
     def on_kill(self) -> None:
         """Delete the pod, which saves its work within its grace period, when Airflow ends the task."""
         self._ended_by_airflow = True
+        if self.pod is None and self._resumed is not None:
+            self.pod = _named(*self._resumed)
         super().on_kill()
 
     @cached_property
@@ -240,10 +261,23 @@ class WorkerPodMixin(_Base):
         return manager
 
     def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:  # type: ignore[override]
-        """The end of the worker's log, once the pod has ended: what came before was told as progress."""
-        from airflow_llmengine.hooks.pods import log_tail
+        """The end of the worker's log, once the pod has ended: what came before was told as progress.
 
-        log_tail(self.client, pod, container=self.base_container_name, log=self.log.log, formatter=self.log_formatter)
+        Raises:
+            NodeLostError: There is nobody to ask for it.
+        """
+        from airflow_llmengine.hooks.pods import log_tail
+        from airflow_llmengine.hooks.worker_pod_manager import refuse_lost
+
+        refuse_lost(pod, self.pod_manager.deadline)
+        log_tail(
+            self.client,
+            pod,
+            container=self.base_container_name,
+            log=self.log.log,
+            formatter=self.log_formatter,
+            since=since_time if isinstance(since_time, datetime) else None,
+        )
 
     def _apply_connection(self, settings: ConnectionSettings) -> None:
         """Take from the connection what the DAG leaves open. Called whenever the task begins, or goes on.
@@ -370,6 +404,12 @@ class WorkerPodMixin(_Base):
             return int(conf.getint("llmengine", "grace_seconds"))
         return max(given - GRACE_MARGIN_SECONDS, given // 2, 1)
 
+    def _pod_grace(self) -> float:
+        """Seconds that the pod has to end."""
+        spec = None if self.pod is None else self.pod.spec
+        given = self.termination_grace_period or (spec and spec.termination_grace_period_seconds)
+        return float(given or self._worker_grace())
+
     def _has_finished(self, context: Context) -> bool:
         """Whether a pod of an earlier attempt has succeeded at this. A job of one replica is judged by its manifest."""
         from airflow_llmengine.kube.reattach import fate_of
@@ -411,6 +451,13 @@ class WorkerPodMixin(_Base):
         wish, self.do_xcom_push = self.do_xcom_push, False
         try:
             wait()
+        except NodeLostError:
+            # Should the node come back, the pod ends.
+            with cluster_errors():
+                if self.pod is not None:
+                    self._delete(self.pod)
+            self._refuse_if_ended()
+            raise
         except (LLMEngineError, AirflowSkipException, TaskDeferred):
             self._refuse_if_ended()
             raise
@@ -420,8 +467,11 @@ class WorkerPodMixin(_Base):
         finally:
             self.do_xcom_push = wish
         self._refuse_if_ended()
-        diagnosis = self._diagnosis or self._diagnose(None if self.pod is None else self._look(self.pod), self.pod)
-        return PodEnd(diagnosis)
+        if self._diagnosis is None:
+            known = self.pod or (None if self._resumed is None else _named(*self._resumed))
+            with cluster_errors():
+                self._diagnosis = self._diagnose(None if known is None else self._look(known), known)
+        return PodEnd(self._diagnosis)
 
     def _own_pods(self, context: Context, namespace: str | None = None) -> list[V1Pod]:
         """All pods of this task instance, of whichever attempt, the newest first."""
@@ -468,10 +518,13 @@ class WorkerPodMixin(_Base):
 
     def _await_gone(self, pods: list[V1Pod]) -> None:
         """Wait until pods that are being deleted are gone: two attempts must not work at once."""
+        from airflow_llmengine.hooks.worker_pod_manager import refuse_lost
+
         for pod in pods:
             self.log.info("Waiting for the pod %s of an earlier attempt to end.", _name(pod))
             try:
-                while self._look(pod) is not None:
+                while (found := self._look(pod)) is not None:
+                    refuse_lost(found, None)
                     self._end_if_killed()
                     self._pause(GONE_POLL_SECONDS)
             except NodeLostError as error:
@@ -480,16 +533,10 @@ class WorkerPodMixin(_Base):
 
     def _look(self, pod: V1Pod) -> V1Pod | None:
         """The pod as it is now; None if it is gone, or another one by that name is there."""
-        from kubernetes.client.exceptions import ApiException
+        from airflow_llmengine.hooks.pods import read_pod
 
-        try:
-            found = self.pod_manager.read_pod(pod)
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            raise
-        uid = pod.metadata.uid
-        return found if uid is None or found.metadata.uid == uid else None
+        found = read_pod(self.client, pod.metadata.name, pod.metadata.namespace)
+        return found if found is None or pod.metadata.uid in (None, found.metadata.uid) else None
 
     def _diagnose(self, found: V1Pod | None, known: V1Pod | None) -> Diagnosis:
         from airflow_llmengine.hooks.pods import events_of
@@ -497,7 +544,7 @@ class WorkerPodMixin(_Base):
 
         pod = found or known
         events = [] if pod is None else events_of(self.client, pod)
-        diagnosis = diagnose(found, events, container=self.base_container_name)
+        diagnosis = diagnose(found, events, container=self.base_container_name, last_seen=known)
         if diagnosis.kind != "succeeded" and self.log_events_on_failure:
             for event in events:
                 if event.type == "Warning":
@@ -529,3 +576,10 @@ class WorkerPodMixin(_Base):
 
 def _name(pod: V1Pod) -> str:
     return str(pod.metadata.name)
+
+
+def _named(name: str, namespace: str) -> V1Pod:
+    """A pod of which no more is known yet."""
+    from kubernetes.client import V1ObjectMeta, V1Pod
+
+    return V1Pod(metadata=V1ObjectMeta(name=name, namespace=namespace))

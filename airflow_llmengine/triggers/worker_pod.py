@@ -5,89 +5,152 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from functools import cached_property
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
-from airflow.triggers.base import TriggerEvent
+from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_llmengine.exceptions import LLMEngineError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 
 if TYPE_CHECKING:
-    from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
-    from airflow_llmengine.hooks.worker_pod_manager import AsyncWorkerPodManager
+    from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
+    from kubernetes.client import V1Pod
 
-PROGRESS_SECONDS = 60.0
-"""How often the job's progress is told in the task's log."""
+    from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+
+PROGRESS_SECONDS = (5.0, 60.0)
+"""How soon the job's progress is told in the task's log for the second time, and how often in the end."""
 
 DEADLINE_SLACK_SECONDS = 30.0
 """How long after the deadline the pod may take to end by itself, beyond its grace, before it is given up."""
 
+DELETE_SECONDS = 30.0
+"""How long the trigger tries to delete a pod; the task that it wakes tries again."""
 
-class LLMEngineWorkerPodTriggerMixin(KubernetesPodTrigger):
-    """Waits for a worker's pod, in front of a pod trigger or as one.
 
-    While it waits it reads the replica's heartbeat from storage and tells it in the task's log. Past the deadline it
-    wakes the task, which ends the pod. When the task is killed while it is deferred, ``on_kill`` deletes this pod and
-    no other.
+class LLMEngineWorkerPodTrigger(BaseTrigger):
+    """Waits for a worker's pod by the pod operator's own trigger, whichever that is.
+
+    While it waits it reads the replica's heartbeat from storage and tells it in the task's log. An API server that is
+    away does not end the wait, for the pod works on meanwhile. Past the deadline it has the pod deleted and wakes the
+    task. When the task is killed while it is deferred, ``on_kill`` deletes this pod and no other.
 
     Args:
+        pod_trigger: Import path of the pod operator's trigger.
+        pod_trigger_kwargs: Its arguments.
         llmengine_conn_id: Connection of type ``llmengine``; read here, when the trigger runs.
         attempt: The worker's attempt, as ``WorkerAttempt.encode`` gives it.
-        kwargs: What the pod trigger takes.
+        grace_seconds: How long the pod may take to end.
     """
 
-    def __init__(self, *, llmengine_conn_id: str, attempt: Mapping[str, Any], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        pod_trigger: str,
+        pod_trigger_kwargs: Mapping[str, Any],
+        llmengine_conn_id: str,
+        attempt: Mapping[str, Any],
+        grace_seconds: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.pod_trigger = pod_trigger
+        self.pod_trigger_kwargs = dict(pod_trigger_kwargs)
         self.llmengine_conn_id = llmengine_conn_id
         self.attempt = dict(attempt)
+        self.grace_seconds = grace_seconds
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Where the class is, and its arguments: the pod trigger's, and no credentials of storage."""
-        _path, arguments = super().serialize()
+        """Where the class is, and its arguments; no credentials of storage are among them."""
         return (
             f"{type(self).__module__}.{type(self).__qualname__}",
-            {**arguments, "llmengine_conn_id": self.llmengine_conn_id, "attempt": self.attempt},
+            {
+                "pod_trigger": self.pod_trigger,
+                "pod_trigger_kwargs": self.pod_trigger_kwargs,
+                "llmengine_conn_id": self.llmengine_conn_id,
+                "attempt": self.attempt,
+                "grace_seconds": self.grace_seconds,
+            },
         )
+
+    def __repr__(self) -> str:
+        """Without the arguments, which may hold a kubeconfig."""
+        return f"<{type(self).__qualname__} {self.pod_trigger_kwargs.get('pod_name')}>"
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod; fire one event."""
+        # The Kubernetes client takes seconds to import.
+        await asyncio.to_thread(lambda: self._inner)
         telling = asyncio.create_task(self._tell_progress())
-        waiting = asyncio.create_task(_first(super().run()))
+        waiting = asyncio.create_task(_first(self._inner.run()))
         try:
-            async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._seconds_left()):
+            async with asyncio.timeout(self._seconds_left()):
                 event = await asyncio.shield(waiting)
         except TimeoutError:
+            await self._delete_pod()
             event = self._deadline_event()
         finally:
+            # Without this they would go on when the trigger moves to another triggerer.
             for task in (telling, waiting):
                 task.cancel()
             await asyncio.gather(telling, waiting, return_exceptions=True)
-        self._fired_event = True
         yield event
 
+    async def on_kill(self) -> None:
+        """Delete the pod, which saves its work within its grace period."""
+        await self._inner.on_kill()
+
+    async def cleanup(self) -> None:
+        """Leave the pod alone: this is called when the triggerer is restarted, too."""
+        await self._inner.cleanup()
+
     @cached_property
-    def pod_manager(self) -> AsyncWorkerPodManager:
-        """What reads the pod's state and log."""
+    def _inner(self) -> KubernetesPodTrigger:
+        """The pod operator's trigger, which sees pods as ``AsyncWorkerPodManager`` does."""
+        from kubernetes.client import V1ObjectMeta, V1Pod
+
         from airflow_llmengine.hooks.worker_pod_manager import AsyncWorkerPodManager
 
-        manager = AsyncWorkerPodManager(async_hook=self.hook)
-        manager.deadline = self.attempt["deadline"]
-        return manager
+        inner: KubernetesPodTrigger = resolve_name(self.pod_trigger)(**self.pod_trigger_kwargs)
+        manager = AsyncWorkerPodManager(async_hook=inner.hook)
+        manager.deadline = float(self.attempt["deadline"])
+        pod = V1Pod(metadata=V1ObjectMeta(name=inner.pod_name, namespace=inner.pod_namespace))
+
+        async def get_pod() -> V1Pod:
+            return await manager.read_pod(pod)
+
+        inner.pod_manager = manager
+        # It would ask the hook itself, and give up after three failures.
+        inner._get_pod = get_pod  # type: ignore[assignment]  # noqa: SLF001
+        return inner
 
     def _seconds_left(self) -> float:
-        grace = self.termination_grace_period or 0
-        return max(0.0, float(self.attempt["deadline"]) + grace + DEADLINE_SLACK_SECONDS - time.time())
+        return max(0.0, float(self.attempt["deadline"]) + self.grace_seconds + DEADLINE_SLACK_SECONDS - time.time())
+
+    async def _delete_pod(self) -> None:
+        """Delete the pod, here and now: the task may have to wait for a worker slot."""
+        inner = self._inner
+        self.log.warning("The pod %s has not ended by the job's deadline: it is deleted.", inner.pod_name)
+        try:
+            async with asyncio.timeout(DELETE_SECONDS):
+                await inner.hook.delete_pod(
+                    name=inner.pod_name,
+                    namespace=inner.pod_namespace,
+                    grace_period_seconds=inner.termination_grace_period,
+                )
+        except Exception as error:  # noqa: BLE001 - whatever it is, the task is told of the deadline
+            self.log.warning("The pod %s could not be deleted here (%s).", inner.pod_name, type(error).__name__)
 
     def _deadline_event(self) -> TriggerEvent:
         return TriggerEvent(  # type: ignore[no-untyped-call]
             {
                 "status": "timeout",
-                "name": self.pod_name,
-                "namespace": self.pod_namespace,
+                "name": self._inner.pod_name,
+                "namespace": self._inner.pod_namespace,
                 "message": "The pod has not ended by the job's deadline.",
-                **self.trigger_kwargs,
+                **self._inner.trigger_kwargs,
             }
         )
 
@@ -98,35 +161,64 @@ class LLMEngineWorkerPodTriggerMixin(KubernetesPodTrigger):
 
         teller = ProgressTeller(WorkerAttempt.decode(self.attempt), log=self.log)
         hook: LLMEngineHook | None = None
+        pause, longest = PROGRESS_SECONDS
         while True:
             try:
                 if hook is None:
                     hook = LLMEngineHook(self.llmengine_conn_id)
                     await hook.aread_settings()
-                # Storage's libraries block.
+                # Storage's libraries, and the storage connection's, block.
                 await asyncio.to_thread(teller.tell, hook)
-            except LLMEngineError as error:
+            except Exception as error:  # noqa: BLE001 - it is only telling
                 # Credentials may have expired.
                 hook = None
-                self.log.warning("The job's progress could not be read: %s", error)
-            await asyncio.sleep(PROGRESS_SECONDS)
+                what = str(error) if isinstance(error, LLMEngineError) else type(error).__name__
+                self.log.warning("The job's progress could not be read: %s", what)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
 
 
-class LLMEngineWorkerPodTrigger(LLMEngineWorkerPodTriggerMixin):
-    """Waits for a worker's pod that KubernetesPodOperator made."""
-
-
-def watching(trigger: Any, *, llmengine_conn_id: str, attempt: WorkerAttempt) -> LLMEngineWorkerPodTrigger:
+def watching(
+    trigger: Any, *, llmengine_conn_id: str, attempt: WorkerAttempt, grace_seconds: float
+) -> LLMEngineWorkerPodTrigger:
     """The pod operator's trigger as one that knows of the job.
 
     Args:
         trigger: What the pod operator would have deferred with.
         llmengine_conn_id: Connection of type ``llmengine``.
         attempt: The worker's attempt.
+        grace_seconds: How long the pod may take to end.
     """
-    _path, arguments = trigger.serialize()
-    return LLMEngineWorkerPodTrigger(llmengine_conn_id=llmengine_conn_id, attempt=attempt.encode(), **arguments)
+    path, arguments = trigger.serialize()
+    return LLMEngineWorkerPodTrigger(
+        pod_trigger=path,
+        pod_trigger_kwargs=_without_connection(arguments),
+        llmengine_conn_id=llmengine_conn_id,
+        attempt=attempt.encode(),
+        grace_seconds=grace_seconds,
+    )
+
+
+_CONFIGURATIONS = ("in_cluster", "kube_config", "kube_config_path")
+"""Fields of a Kubernetes connection that say how the cluster is reached."""
+
+
+def _without_connection(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The pod trigger's arguments without what the Kubernetes connection holds, its kubeconfig for one.
+
+    They are kept in the metadata database. The trigger reads the connection itself, as it does the one of this
+    package.
+    """
+    extras = arguments.get("connection_extras") or {}
+    if not arguments.get("kubernetes_conn_id") or not extras:
+        return dict(arguments)
+    arguments = {**arguments, "connection_extras": None}
+    if any(extras.get(name) or extras.get(f"extra__kubernetes__{name}") for name in _CONFIGURATIONS):
+        # The worker's own KUBECONFIG, which the trigger would refuse beside the connection's.
+        arguments["config_dict"] = None
+    return arguments
 
 
 async def _first(events: AsyncIterator[TriggerEvent]) -> TriggerEvent:
-    return await anext(events)
+    async with aclosing(events) as closing:  # type: ignore[type-var]
+        return await anext(closing)

@@ -13,8 +13,8 @@ the real metadata database. All that may run is run at once.
     downstream:TASK_ID      clear a task and what comes after it
     fail:TASK_ID[:INDEX]    mark a task as failed
 
-At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task. Tasks that are deferred need a triggerer beside this
-process.
+At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task. Tasks that are deferred need a triggerer
+beside this process.
 """
 
 from __future__ import annotations
