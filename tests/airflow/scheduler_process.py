@@ -12,6 +12,7 @@ the real metadata database. All that may run is run at once.
     clear:TASK_ID[:INDEX]   clear a task
     downstream:TASK_ID      clear a task and what comes after it
     fail:TASK_ID[:INDEX]    mark a task as failed
+    lost                    take the tasks that run for dead
 
 At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task. Tasks that are deferred need a triggerer
 beside this process.
@@ -139,6 +140,18 @@ def fail(dag_id: str, run_id: str, task_id: str, index: str | None) -> None:
         session.commit()
 
 
+def lost(dag_id: str, run_id: str) -> None:
+    """Take the tasks that run for dead, as the scheduler does when nobody hears of them any more."""
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+
+    with create_session() as session:
+        for instance in find_run(session, dag_id, run_id).get_task_instances(session=session):
+            if instance.state == TaskInstanceState.RUNNING:
+                instance.state = TaskInstanceState.UP_FOR_RETRY
+        session.commit()
+
+
 def load_what_tasks_need() -> None:
     """Once, before the first fork, instead of in every task."""
     from airflow.sdk.execution_time.supervisor import InProcessTestSupervisor, in_process_api_server
@@ -162,6 +175,8 @@ def follow(dag_id: str, run_id: str, commands: Sequence[str]) -> None:
         name, *arguments = command.split(":")
         if name in ("run", "serial"):
             run(dag_id, run_id, 64 if name == "run" else 1)
+        elif name == "lost":
+            lost(dag_id, run_id)
         else:
             task_id, index = [*arguments, None][:2]
             if name == "fail":

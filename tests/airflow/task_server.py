@@ -1,4 +1,4 @@
-"""Runs tasks as ``task_process.py`` and ``scheduler_process.py`` do, many of them and without starting Python each time.
+"""Runs many tasks as ``task_process.py`` and ``scheduler_process.py`` do, without starting Python for each.
 
 Airflow and what its tasks import take seconds to load. This process loads them once and then forks a process for each
 command that it reads: a line of JSON with ``call`` (``task`` or ``group``), ``arguments``, ``environment`` and ``log``,
@@ -61,8 +61,8 @@ def serve(call: str, arguments: Sequence[str], environment: Mapping[str, str], l
 def main() -> None:
     # Warmed up here, and not in each process.
     import airflow.providers.amazon.aws.hooks.s3
-    import airflow.providers.cncf.kubernetes.hooks.kubernetes
-    import s3fs  # type: ignore[import-untyped]  # noqa: F401
+    import airflow.providers.cncf.kubernetes.hooks.kubernetes  # noqa: F401
+    import s3fs  # noqa: F401
 
     import airflow_llmengine.hooks.pod_failure
     import airflow_llmengine.kube.worker_pod

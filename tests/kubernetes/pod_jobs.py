@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.airflow.started_tasks import StartedTask, TaskServer
 from tests.kubernetes.cluster import Cluster
@@ -137,6 +141,30 @@ class PodJob:
         self.started.append(started)
         return started
 
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop the workers that run now, so that they neither go on nor end meanwhile."""
+        workers = self._workers()
+        assert workers
+        for worker in workers:
+            worker.suspend()
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.resume()
+
+    def _workers(self) -> list[psutil.Process]:
+        """The processes in the job's pods, as this machine, which is their node, sees them."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("LLMENGINE_ECHO_LOG") == str(self.generated):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
     # What can be seen from outside
 
     def pods(self) -> list[Any]:
@@ -150,10 +178,10 @@ class PodJob:
     def wait_for_records(self, count: int) -> None:
         wait_until(lambda: self.generations().total() >= count, seconds=90)
 
-    def output(self) -> bytes | None:
+    def output(self, name: str = "output.json") -> bytes | None:
         """The output; None where there is none."""
         try:
-            body: bytes = self.s3.client.get_object(Bucket=self.bucket, Key="output.json")["Body"].read()
+            body: bytes = self.s3.client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
         except self.s3.client.exceptions.NoSuchKey:
             return None
         return body

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import os
 from datetime import timedelta
+from typing import Any
 
 from airflow.sdk import DAG
+from kubernetes.client import V1ResourceRequirements
 
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+
+given: dict[str, Any] = json.loads(os.environ.get("TEST_ARGUMENTS", '{"input_data_path": "input.jsonl"}'))
+if "container_resources" in given:
+    given["container_resources"] = V1ResourceRequirements(**given["container_resources"])
 
 with DAG("pod_job", schedule=None):
     LLMEngineBatchCompletionsOperator(
@@ -18,6 +24,6 @@ with DAG("pod_job", schedule=None):
             "model_config": {"model": "stand-in"},
             "retries": 2,
             "retry_delay": timedelta(seconds=0),
-            **json.loads(os.environ.get("TEST_ARGUMENTS", '{"input_data_path": "input.jsonl"}')),
+            **given,
         }
     )
