@@ -107,6 +107,10 @@ EXPECTED: dict[str, tuple[Kind, str]] = {
     "quota_updated_meanwhile": ("conflict", "The pod could not be made just then: Operation cannot be fulfilled on"),
     "too_many_requests": ("unavailable", "The Kubernetes API can't serve just now (429 TooManyRequests)."),
     "overloaded": ("unavailable", "The Kubernetes API can't serve just now (503 ServiceUnavailable)."),
+    "token_of_the_service_account_is_not_there_yet": (
+        "unavailable",
+        "The Kubernetes API can't serve just now (500 ServerTimeout).",
+    ),
     "webhook_away": ("unavailable", "A webhook that the cluster has to ask did not answer: Internal error occurred: "),
 }
 
