@@ -176,7 +176,12 @@ class WorkerPodMixin(_Base):
 
     def build_pod_request_obj(self, context: Context | None = None, *, dry_run: bool = False) -> V1Pod:
         """The pod as the pod operator builds it, with the worker in it."""
-        pod = super().build_pod_request_obj(context, dry_run=dry_run)
+        # By do_xcom_push the pod operator means a container beside the worker's, which would never end.
+        wish, self.do_xcom_push = self.do_xcom_push, False
+        try:
+            pod = super().build_pod_request_obj(context, dry_run=dry_run)
+        finally:
+            self.do_xcom_push = wish
         return pod if self._pod_launch is None else self._pod_launch.complete(pod, container=self.base_container_name)
 
     def find_pod(self, namespace: str, context: Context, *, exclude_checked: bool = True) -> V1Pod | None:
