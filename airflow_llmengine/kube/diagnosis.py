@@ -78,9 +78,9 @@ def _find(pod: ObservedPod, is_gone: bool, container: str, ended: JSON, ran: boo
     if found is not None:
         return found
     if is_gone:
-        return "deleted", f"{called} is gone: somebody, or something in the cluster, deleted it."
+        return "deleted", f"{called} is gone: it was deleted by somebody, or by something in the cluster."
     if pod.is_being_deleted:
-        return "deleted", f"{called} is being deleted by somebody, or by something in the cluster."
+        return "deleted", f"{called} was deleted by somebody, or by something in the cluster."
     found = held_up(pod, called) or not_placed(pod, called) or not_mounted(pod, called)
     if found is not None:
         return found

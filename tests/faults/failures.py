@@ -38,6 +38,7 @@ from tests.faults.plan import (
     Trigger,
     make_plan,
 )
+from tests.faults.pod_failures import pods
 from tests.faults.runner import ENGINE, OWNER, Attempt, Run, Runner
 from tests.faults.world import Process, World
 
@@ -421,6 +422,7 @@ def page(folder: Path) -> str:
             message = plain(str(exception), place)
             lines.append(f"| {fault.what} | {told.exit_code} | `{type(exception).__name__}` | {helps} | {message} |")
         lines.append("")
+    lines.append(pods())
     lines.append(HARMLESS_HEAD.rstrip("\n"))
     for number, harmless in enumerate(HARMLESS):
         what, output = harmless_row(harmless, folder / f"harmless{number}")

@@ -107,7 +107,7 @@ def test_without_events_an_older_clusters_pod_was_deleted(name: str) -> None:
 
 def test_without_anything_a_pod_is_gone() -> None:
     assert diagnose(None, container=CONTAINER) == Diagnosis(
-        "deleted", "The pod is gone: somebody, or something in the cluster, deleted it.", started=False
+        "deleted", "The pod is gone: it was deleted by somebody, or by something in the cluster.", started=False
     )
 
 
@@ -197,3 +197,10 @@ def test_what_the_container_said_last_is_kept_apart() -> None:
     found = BY_NAME["engine_died"].diagnosis()
     assert "secret prompt" in found.termination_message
     assert BY_NAME["command_missing"].diagnosis().termination_message == ""
+
+
+def test_what_was_mounted_late_is_not_what_a_pod_waits_for_that_pulls_its_image() -> None:
+    """Its own Secret is made a moment after the pod, and the event that missed it stays for an hour."""
+    state = BY_NAME["secret_of_a_volume_missing"]
+    pulling = {**state.events[0], "reason": "Pulling", "message": 'Pulling image "registry.example.com/llmengine:1"'}
+    assert diagnose(state.pod, [*state.events, pulling], container=CONTAINER).kind == "pending"
