@@ -13,6 +13,7 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import (
     PodLaunchTimeoutException,
     PodManager,
 )
+from urllib3.exceptions import HTTPError
 
 from airflow_llmengine.exceptions import NodeLostError
 from airflow_llmengine.hooks.local_worker import parse_log_line
@@ -29,6 +30,10 @@ AWAY_SECONDS = 15.0
 
 REMINDER_SECONDS = 300.0
 
+UNSTARTABLE_SECONDS = 10.0
+"""So long a container may name what does not exist, a Secret for example, before nobody waits for it any more. The pod
+operator would wait for as long as a node may take to pull an image."""
+
 GONE = 404
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
@@ -36,6 +41,26 @@ SERVER_ERROR = 500
 
 class PodGivenUp(PodLaunchTimeoutException):
     """There is nothing to wait for any more. The pod trigger takes it for a timeout: it wakes the task at once."""
+
+
+class _Start:
+    """Notices, of a pod that is to start, that it will not."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def check(self, pod: V1Pod) -> None:
+        """Look at the pod as it is now.
+
+        Raises:
+            PodGivenUp: It names what does not exist, and has for a while.
+        """
+        if not _is_unstartable(pod):
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since >= UNSTARTABLE_SECONDS:
+            raise PodGivenUp(f"The pod {pod.metadata.name} can't be started as it is.")
 
 
 class WorkerPodManager(PodManager):
@@ -46,16 +71,54 @@ class WorkerPodManager(PodManager):
 
     deadline: float | None = None
     """Seconds since the epoch after which the pod can't be running any more."""
+    is_ended: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether Airflow has ended the task: then nobody waits for an API server."""
+    _start: _Start | None = None
 
     def read_pod(self, pod: V1Pod) -> V1Pod:
-        """Read the pod's state.
+        """Read the pod's state. Waits while the API server is away: the pod works on meanwhile.
 
         Raises:
             NodeLostError: It should have been gone long ago.
+            PodGivenUp: It was to start, and will not.
         """
-        found: V1Pod = super().read_pod(pod)
+        told = float("-inf")
+        while True:
+            try:
+                found: V1Pod = super().read_pod(pod)
+                break
+            except Exception as error:
+                if not _is_away(error) or self.is_ended():
+                    raise
+                reason = _reason(error)
+            if time.monotonic() - told >= REMINDER_SECONDS:
+                told = time.monotonic()
+                self.log.warning("The Kubernetes API does not answer (%s): waiting for it.", reason)
+            until = time.monotonic() + AWAY_SECONDS
+            while time.monotonic() < until and not self.is_ended():
+                time.sleep(min(1.0, AWAY_SECONDS))
         refuse_lost(found, self.deadline)
+        if self._start is not None:
+            self._start.check(found)
         return found
+
+    async def await_pod_start(self, *arguments: Any, **options: Any) -> None:
+        """Wait for the pod to start; see ``read_pod``."""
+        self._start = _Start()
+        try:
+            await super().await_pod_start(*arguments, **options)
+        finally:
+            self._start = None
+
+    def read_pod_logs(self, *arguments: Any, **options: Any) -> Any:
+        """Read the log. What can't be read now is read again, when the pod's state can be."""
+        try:
+            return super().read_pod_logs(*arguments, **options)
+        except Exception as error:
+            if not _is_away(error):
+                raise
+            # The parent takes this for a connection that broke.
+            raise HTTPError(_reason(error)) from None
 
     def _log_message(
         self,
@@ -73,6 +136,7 @@ class AsyncWorkerPodManager(AsyncPodManager):
     """Follows a worker's pod from the triggerer; see ``WorkerPodManager``."""
 
     deadline: float | None = None
+    _start: _Start | None = None
     _told_until: datetime | None = None
     """The moment of the latest log line that was passed on."""
 
@@ -80,13 +144,17 @@ class AsyncWorkerPodManager(AsyncPodManager):
         """Read the pod's state. Waits while the API server is away: the pod works on meanwhile.
 
         Raises:
-            PodGivenUp: The pod is gone, or should have been long ago.
+            PodGivenUp: The pod is gone, or should have been long ago; or it was to start, and will not.
         """
         told = float("-inf")
         while True:
             try:
                 found: V1Pod = await super().read_pod(pod)
                 refuse_lost(found, self.deadline)
+                if self._start is not None:
+                    self._start.check(found)
+            except PodGivenUp:
+                raise
             except NodeLostError as error:
                 raise PodGivenUp(str(error)) from None
             except Exception as error:
@@ -94,13 +162,21 @@ class AsyncWorkerPodManager(AsyncPodManager):
                     raise PodGivenUp(f"The pod {pod.metadata.name} is gone.") from None
                 if not _is_away(error):
                     raise
-                reason = getattr(error, "reason", None) or type(error).__name__
+                reason = _reason(error)
             else:
                 return found
             if time.monotonic() - told >= REMINDER_SECONDS:
                 told = time.monotonic()
                 self.log.warning("The Kubernetes API does not answer (%s): waiting for it.", reason)
             await asyncio.sleep(AWAY_SECONDS)
+
+    async def await_pod_start(self, *arguments: Any, **options: Any) -> None:
+        """Wait for the pod to start; see ``read_pod``."""
+        self._start = _Start()
+        try:
+            await super().await_pod_start(*arguments, **options)
+        finally:
+            self._start = None
 
     async def watch_pod_events(self, pod: V1Pod, check_interval: float = 30) -> None:
         """As the parent's, which asks as often as it looks at the pod."""
@@ -140,13 +216,29 @@ class AsyncWorkerPodManager(AsyncPodManager):
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether an API call failed because the server is busy, or could not be reached."""
-    from aiohttp import ClientError
-    from kubernetes_asyncio.client import ApiException
+    """Whether an API call failed because the server is busy, or could not be reached; with either Python client."""
+    from airflow.providers.cncf.kubernetes.exceptions import KubernetesApiError
+    from airflow.providers.cncf.kubernetes.kubernetes_helper_functions import TRANSIENT_CONNECTION_ERRORS
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes_asyncio.client import ApiException as AsyncApiException
 
-    if isinstance(error, ApiException):
-        return error.status == TOO_MANY_REQUESTS or (error.status or 0) >= SERVER_ERROR
-    return isinstance(error, ClientError | ConnectionError | TimeoutError)
+    if isinstance(error, ApiException | AsyncApiException):
+        return not error.status or error.status == TOO_MANY_REQUESTS or error.status >= SERVER_ERROR
+    return isinstance(error, (*TRANSIENT_CONNECTION_ERRORS, KubernetesApiError, ConnectionError, TimeoutError))
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "reason", None) or type(error).__name__)
+
+
+def _is_unstartable(pod: V1Pod) -> bool:
+    """Whether a container can't be created because of what the pod says."""
+    return any(
+        status.state is not None
+        and status.state.waiting is not None
+        and status.state.waiting.reason == "CreateContainerConfigError"
+        for status in (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ()))
+    )
 
 
 def refuse_lost(pod: V1Pod, deadline: float | None, now: float | None = None) -> None:

@@ -75,6 +75,9 @@ def not_mounted(pod: ObservedPod, called: str) -> Finding | None:
     """It has a node, which can't give it its volumes or its network."""
     if pod.phase != "Pending" or not pod.node:
         return None
+    # Images are pulled when volumes and network are there: what went wrong with those before is over.
+    if pod.events("Pulling", "Pulled", "BackOff"):
+        return None
     for said in pod.events("FailedMount", "FailedAttachVolume"):
         if missing := _MISSING_OBJECT.search(said):
             return "misconfigured", f"A volume of {within(called)} can't be mounted: {quoted(missing.group())}"

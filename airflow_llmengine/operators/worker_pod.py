@@ -64,7 +64,6 @@ DEFAULTS: dict[str, Any] = {
 }
 """What the pod operator is given unless the DAG says otherwise: its own defaults are for short jobs without GPUs."""
 
-QUOTA_POLL_SECONDS = 15.0
 GONE_POLL_SECONDS = 2.0
 REMINDER_SECONDS = 300.0
 
@@ -263,6 +262,7 @@ class WorkerPodMixin(_Base):
 
         manager = WorkerPodManager(kube_client=self.client, callbacks=self.callbacks)
         manager.deadline = None if self._attempt is None else self._attempt.deadline
+        manager.is_ended = lambda: self._ended_by_airflow
         return manager
 
     def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:  # type: ignore[override]
@@ -503,7 +503,7 @@ class WorkerPodMixin(_Base):
                 if time.monotonic() - told >= REMINDER_SECONDS:
                     told = time.monotonic()
                     self.log.info("Waiting for the quota: %s", error)
-            self._pause(QUOTA_POLL_SECONDS)
+            self._pause(min(self.startup_check_interval_seconds, max(0.0, until - time.time())))
 
     def _delete_expired(self, namespace: str) -> None:
         """See to pods of this package that are kept for evidence, whoever made them. Never fails the task."""
