@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+PREPARE_MODEL = Path(__file__).resolve().parent.parent / "scripts" / "prepare_quickstart_model.py"
 
 # Set before anything imports Airflow, which reads its home once, when it is first imported.
 _AIRFLOW_HOME = Path(tempfile.mkdtemp(prefix="llmengine-tests-airflow-"))
@@ -45,3 +49,11 @@ def pytest_unconfigure() -> None:
 def echo_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this test, started as processes too, answer with the stand-in engine instead of a model."""
     monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+
+
+@pytest.fixture(scope="session")
+def quickstart_model() -> Path:
+    """The quickstart's model; made if it is not there yet."""
+    done = subprocess.run([sys.executable, str(PREPARE_MODEL)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
-import sys
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +15,6 @@ from airflow_llmengine.worker.engines.base import Answer
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.records import Record
 from tests.engine.records import job
-
-PREPARE_MODEL = Path(__file__).parents[2] / "scripts" / "prepare_quickstart_model.py"
-
-
-@pytest.fixture(scope="session")
-def quickstart_model() -> Path:
-    """The quickstart's model; made if it is not there yet."""
-    done = subprocess.run([sys.executable, str(PREPARE_MODEL)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return Path(done.stdout.strip())
 
 
 class RunningEngine:

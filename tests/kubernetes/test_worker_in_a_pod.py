@@ -123,3 +123,37 @@ def test_s3_with_credentials_that_are_in_a_secret_only(
     assert cluster.core.list_namespaced_secret(namespace, field_selector="type=Opaque").items
     cluster.delete_pod(namespace, "worker")
     wait_until(lambda: not cluster.core.list_namespaced_secret(namespace, field_selector="type=Opaque").items)
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_the_real_model_in_hardened_pods_one_of_them_deleted_while_it_loads(
+    cluster: Cluster, namespace: str, shared_folder: Path, quickstart_model: Path
+) -> None:
+    """It needs no more than a home in ``/tmp`` and shared memory."""
+    prompts = ["The capital of France is", "Bread is made of"] * 8
+    model_config = {
+        "model": "SmolLM2",
+        "checkpoint_path": str(quickstart_model),
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "dtype": "float32",
+        "enforce_eager": True,
+    }
+    job = Job(shared_folder, prompts, model_config=model_config)
+    host_python = HostPython(shared=(shared_folder,), read=(quickstart_model,))
+    pods = WorkerPods(cluster, namespace, host_python, job.request, engine="vllm")
+
+    uid = pods.start("first", environment={"VLLM_CPU_KVCACHE_SPACE": "1"}).metadata.uid
+    # The worker, and a process that vLLM has started to load the model.
+    wait_until(lambda: len(processes_of(uid)) > 1, seconds=200)
+    cluster.delete_pod(namespace, "first")
+    end = pods.wait_for_container_end("first")
+    assert end.exit_code == ExitCode.PARTIAL
+    assert json.loads(end.message.splitlines()[-1])["message"] == "got SIGTERM; what is finished is kept"
+    assert not processes_of(uid)
+
+    pods.start("second", environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    pods.wait_for_success("second", seconds=500)
+    assert len(job.results()) == len(prompts)
+    assert "Paris" in text_of(job.results()[0])
