@@ -8,9 +8,13 @@ from typing import Literal
 
 from kubernetes.client import V1Pod
 
+CHECKED_LABEL = "already_checked"
+"""By it KubernetesPodOperator marks a pod that a task has seen the end of, and keeps."""
+
 Fate = Literal["adopt", "finished", "ended", "going", "replace"]
-"""``adopt``: it does exactly what is to be done; ``finished``: it has done it; ``ended``: it has ended otherwise;
-``going``: it is being deleted; ``replace``: it is at work on something else, and must go first."""
+"""``adopt``: it does exactly what is to be done; ``finished``: it has done it while nobody watched; ``ended``: it has
+ended otherwise, or a task has seen its end; ``going``: it is being deleted; ``replace``: it is at work on something
+else, and must go first."""
 
 
 def fate_of(pod: V1Pod, identity: Mapping[str, str], *, durable: bool = True) -> Fate:
@@ -30,7 +34,8 @@ def fate_of(pod: V1Pod, identity: Mapping[str, str], *, durable: bool = True) ->
     same = durable and all(annotations.get(name) == value for name, value in identity.items())
     phase = None if pod.status is None else pod.status.phase
     if phase in ("Succeeded", "Failed"):
-        return "finished" if same and phase == "Succeeded" else "ended"
+        seen = (pod.metadata.labels or {}).get(CHECKED_LABEL) == "True"
+        return "finished" if same and phase == "Succeeded" and not seen else "ended"
     return "adopt" if same else "replace"
 
 

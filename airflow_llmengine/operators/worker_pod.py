@@ -202,7 +202,8 @@ class WorkerPodMixin(_Base):
             raise RequestRefusedError("The pod operator was asked for a pod before the job was launched.")
         pods = self._own_pods(context, pod_request_obj.metadata.namespace)
         fates = [(fate_of(pod, launch.identity, durable=self.reattach_on_restart), pod) for pod in pods]
-        adopted = next((pod for fate, pod in fates if fate == "adopt"), None)
+        # Set at once, here and below: on_kill may come at any time.
+        self.pod = adopted = next((pod for fate, pod in fates if fate == "adopt"), None)
         for fate, pod in fates:
             if fate in ("adopt", "replace") and pod is not adopted:
                 self.log.info("The pod %s of an earlier attempt is at work on something else: it is ended.", _name(pod))
@@ -214,7 +215,6 @@ class WorkerPodMixin(_Base):
             self.log.info("Taking over the pod %s of an earlier attempt: it does this very job.", _name(adopted))
         else:
             self._delete_expired(pod_request_obj.metadata.namespace)
-        # Set at once: on_kill may come at any time.
         self.pod = adopted or self._create(pod_request_obj)
         self._end_if_killed()
         launch.add_secret(self.client, self.pod)
@@ -230,6 +230,8 @@ class WorkerPodMixin(_Base):
         """Find out how the pod ended, and leave nothing of it that runs. Does not raise for a pod that failed."""
         from airflow_llmengine.kube.reattach import is_active
 
+        # Between its making and the first look at it something may have failed.
+        remote_pod = remote_pod or self.pod
         if self._killed or not remote_pod:
             return
         found = self._look(remote_pod)
@@ -239,8 +241,9 @@ class WorkerPodMixin(_Base):
         if is_active(found):
             # Whatever on_finish_action says: nobody waits for it any more.
             self._delete(found)
-        else:
-            self.process_pod_deletion(found, reraise=False)
+        elif not self.process_pod_deletion(found, reraise=False):
+            # It stays, and a later attempt must not take it for one that nobody has seen the end of.
+            self.patch_already_checked(found, reraise=False)
         if self._diagnosis.exit_code is not None and self._diagnosis.exit_code in self.skip_on_exit_code:
             from airflow.sdk.exceptions import AirflowSkipException
 
@@ -422,7 +425,9 @@ class WorkerPodMixin(_Base):
         launch, attempt = self._pod_launch, self._attempt
         if launch is None or attempt is None or attempt.replicas == 1 or attempt.replica is None:
             return False
-        finished = [pod for pod in self._own_pods(context) if fate_of(pod, launch.identity) == "finished"]
+        with cluster_errors():
+            pods = self._own_pods(context)
+        finished = [pod for pod in pods if fate_of(pod, launch.identity) == "finished"]
         for pod in finished:
             self.process_pod_deletion(pod, reraise=False)
         return bool(finished)
@@ -449,6 +454,7 @@ class WorkerPodMixin(_Base):
         """Let the pod operator wait, and say how the pod ended, whatever the pod operator makes of it."""
         from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferred
         from kubernetes.client.exceptions import ApiException
+        from kubernetes.config.config_exception import ConfigException
         from urllib3.exceptions import HTTPError
 
         from airflow_llmengine.operators.pod_launch import PodEnd
@@ -466,7 +472,11 @@ class WorkerPodMixin(_Base):
         except (LLMEngineError, AirflowSkipException, TaskDeferred):
             self._refuse_if_ended()
             raise
-        except (AirflowException, ApiException, HTTPError) as error:
+        except (AirflowException, ApiException, HTTPError, ConfigException) as error:
+            if self.pod is None and self._resumed is None:
+                self._refuse_if_ended()
+                with cluster_errors():
+                    raise
             # The pod's state says more, and the texts may quote the pod.
             self.log.debug("The pod operator ended with %s.", type(error).__name__, exc_info=True)
         finally:
