@@ -72,6 +72,16 @@ def test_a_deleted_pod_saves_its_work_and_the_next_goes_on(pods: WorkerPods, job
     assert set(job.generations().values()) == {1}
 
 
+def test_a_reason_longer_than_a_termination_message_is_still_readable(pods: WorkerPods) -> None:
+    pods.start("worker", f"--option-of-tomorrow={'x' * 5000}")
+    end = pods.wait_for_container_end("worker")
+    assert end.exit_code == ExitCode.BAD_REQUEST
+    assert len(end.message.encode()) == 2048
+    reason = json.loads(end.message.splitlines()[-1])
+    assert reason["level"] == "ERROR"
+    assert "unrecognized arguments: --option-of-tomorrow=xxx" in reason["message"]
+
+
 @pytest.mark.parametrize("how", ["its processes are killed", "it is deleted without grace"])
 def test_a_killed_pod_loses_nothing_that_was_committed(pods: WorkerPods, job: Job, how: str) -> None:
     pods.start("first", "--chunk-records=8", environment=log_to(job, **SLOWLY))
