@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_llmengine.exceptions import KEPT, ConnectionUnusableError, LLMEngineError
 from airflow_llmengine.hooks.cluster_client import cluster_client
+from airflow_llmengine.hooks.job_decision import POD_END_SECONDS
 from airflow_llmengine.hooks.pods import CALL_TIMEOUT, delete_pod, events_of
 
 if TYPE_CHECKING:
@@ -180,6 +181,10 @@ class JobPods:
         until = gone_by(pod, slack_seconds=LOST_AFTER_SECONDS)
         if until is not None:
             return now > until
+        ended = _worker_ended(pod, self.handed_over.container)
+        if ended is not None:
+            # What runs beside the worker keeps the pod alive.
+            return now > ended + POD_END_SECONDS
         if pod.status is None or pod.status.phase != "Pending":
             return False
         return now > self.handed_over.start_by or (
@@ -225,6 +230,15 @@ class _CannotLookError(Exception):
 def _has(pod: V1Pod, annotations: Mapping[str, str]) -> bool:
     present = pod.metadata.annotations or {}
     return all(present.get(name) == value for name, value in annotations.items())
+
+
+def _worker_ended(pod: V1Pod, container: str) -> float | None:
+    """Seconds since the epoch at which a pod's container ended; None if it has not."""
+    for status in (pod.status.container_statuses or ()) if pod.status else ():
+        if status.name == container and status.state is not None and status.state.terminated is not None:
+            finished = status.state.terminated.finished_at
+            return 0.0 if finished is None else float(finished.timestamp())
+    return None
 
 
 def _reason(error: Exception) -> str:

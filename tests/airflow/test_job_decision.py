@@ -65,6 +65,21 @@ def terms(**fields: Any) -> Terms:
         (seen("running", deadline=NOW + 5, cancelled=NOW + 6), terms(), "deadline"),
         (seen("running", deadline=NOW - 1, cancelled=NOW - 2), terms(), "cancelled"),
         (seen("superseded", cancelled=NOW - 1, deadline=NOW - 1), terms(timeout=1.0), "superseded"),
+        # Pods that were left to the sensor: nothing else will finish the job, whatever the heartbeats say.
+        (seen("running", pods="ended"), terms(), "pods_ended"),
+        (seen("launched", pods="ended"), terms(), "pods_ended"),
+        (seen("stopped", pods="ended"), terms(timeout=100.0), "pods_ended"),
+        (seen("stopped", pods="at_work"), terms(), "wait"),
+        (seen("stopped", pods="unknown"), terms(), "wait"),
+        # It is told of what ended the job before it is told of the pods, which that ended too.
+        (seen("stopped", pods="ended", cancelled=NOW - 1), terms(), "cancelled"),
+        (seen("stopped", pods="ended", deadline=NOW - 1), terms(), "deadline"),
+        (seen("superseded", pods="ended"), terms(), "superseded"),
+        # The last that a worker does is to finish the job: its pod is about to end, and is given a minute for it.
+        (seen("done", pods="ended", finished=NOW), terms(), "finished"),
+        (seen("done", pods="unknown", finished=NOW), terms(), "finished"),
+        (seen("done", pods="at_work", finished=NOW - 59), terms(timeout=1.0), "wait"),
+        (seen("done", pods="at_work", finished=NOW - 60), terms(), "finished"),
     ],
 )
 def test_the_outcome(job: Observation, waiting: Terms, outcome: str) -> None:

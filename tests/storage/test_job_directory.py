@@ -15,6 +15,7 @@ import pytest
 from airflow_llmengine.spec.job_state import (
     CancelRequest,
     CurrentJob,
+    HandedOverPod,
     Heartbeat,
     InputEnd,
     JobDocument,
@@ -135,12 +136,23 @@ def test_documents_are_read_as_they_were_written(place: Place) -> None:
     directory, scratch = directory_of(place), scratch_of(place)
     current = CurrentJob(fingerprint="ab12", generation=2, owner="dag/täsk", series="s")
     cancel = CancelRequest(fingerprint="ab12", generation=2, reason="enough", requested=5.5)
+    handed_over = HandedOverPod(
+        fingerprint="ab12",
+        generation=2,
+        series="s",
+        namespace="batch",
+        pod="a-pod",
+        container="base",
+        server="https://a",
+        start_by=6,
+    )
     job = JobDocument(
         plugin_version="1", request={"a": [1, {"b": None}]}, owner="o", series="s", created=1, launched=2, deadline=3
     )
     for read in (
         directory.read_current,
         directory.read_cancel,
+        directory.read_handed_over,
         directory.read_manifest,
         scratch.read_job,
         scratch.read_input,
@@ -152,10 +164,12 @@ def test_documents_are_read_as_they_were_written(place: Place) -> None:
 
     directory.write_current(current)
     directory.write_cancel(cancel)
+    directory.write_handed_over(handed_over)
     scratch.write_job(job)
 
     assert directory.read_current() == current
     assert directory.read_cancel() == cancel
+    assert directory.read_handed_over() == handed_over
     assert scratch.read_job() == job
     directory.clear_cancel()
     directory.clear_cancel()
@@ -223,6 +237,7 @@ def test_every_document_that_is_broken_is_an_error(local: Place) -> None:
     readers = {
         "current.json": directory.read_current,
         "cancel.json": directory.read_cancel,
+        "handed_over.json": directory.read_handed_over,
         "ab12-1/job.json": scratch.read_job,
         "ab12-1/input.json": scratch.read_input,
         "ab12-1/model.json": scratch.read_model,
