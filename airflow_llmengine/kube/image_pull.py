@@ -6,6 +6,8 @@ CRI-O's and Docker's, and those of the registries behind them.
 
 from __future__ import annotations
 
+import re
+
 PULL_REASONS = frozenset(
     {
         "ErrImagePull",
@@ -71,11 +73,12 @@ def is_hopeless(reason: str, message: str) -> bool:
 
     Args:
         reason: Why the container waits, one of ``PULL_REASONS``.
-        message: What the kubelet, the runtime or the registry says, without the image's name, whose words may be any.
+        message: What the kubelet, the runtime or the registry says, without the image's name.
     """
     if reason in _HOPELESS_REASONS:
         return True
-    said = message.lower()
+    # Names and addresses may be of any words.
+    said = re.sub(r'"[^"]*"|\S+://\S+', " ", message).lower()
     # Docker Hub's rate limit also says "denied", and names of hosts are "not found" while a network is down.
     if any(words in said for words in _PASSING) or "no such host" in said:
         return False

@@ -169,10 +169,48 @@ def test_a_shells_codes_and_signals_have_their_words() -> None:
     assert said[255].endswith("ended with exit code 255.")
 
 
-def test_words_in_an_images_name_are_not_the_registrys() -> None:
-    state = BY_NAME["registry_away"]
-    text = json.dumps(state.pod).replace("registry.example.com/llmengine", "registry.example.com/access denied")
-    assert diagnose(json.loads(text), container=CONTAINER).kind == "image_pull_failing"
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("{image}: not found", "image_unavailable"),
+        ("unexpected status from GET request to https://{image}: 401 Unauthorized", "image_unavailable"),
+        ("pull access denied for {image}, repository does not exist", "image_unavailable"),
+        ("403 Forbidden: you have exceeded your rate limit", "image_pull_failing"),
+        ("dial tcp: lookup registry.example.com: no such host: not found", "image_pull_failing"),
+        ("context deadline exceeded", "image_pull_failing"),
+        ("something new", "image_pull_failing"),
+        # The words are the name's, and not the registry's.
+        (
+            'failed to resolve reference "{image}": failed to do request: Head "https://{image}": EOF',
+            "image_pull_failing",
+        ),
+        ("failed to copy: https://{image}: EOF", "image_pull_failing"),
+        ("{image}: EOF", "image_pull_failing"),
+    ],
+)
+def test_a_hopeless_image_is_told_from_one_that_may_come(said: str, kind: Kind) -> None:
+    image = "registry.example.com/forbidden-names/access-denied:1"
+    pod = json.loads(json.dumps(BY_NAME["image_missing"].pod).replace("registry.example.com/llmengine:1", image))
+    pod["status"]["containerStatuses"][0]["state"]["waiting"]["message"] = said.format(image=image)
+    assert diagnose(pod, container=CONTAINER).kind == kind
+
+
+def test_a_node_that_shuts_down_is_known_by_the_condition_alone() -> None:
+    pod = json.loads(json.dumps(BY_NAME["node_shut_down"].pod))
+    del pod["status"]["reason"]
+    assert diagnose(pod, container=CONTAINER).kind == "node_lost"
+
+
+@pytest.mark.parametrize("reason", ["NodeNotReady", "Preempted", "TaintManagerEviction", "Evicted"])
+def test_what_once_befell_a_pod_that_is_still_there_is_over(reason: str) -> None:
+    event = {"reason": reason, "message": "said", "lastTimestamp": "2026"}
+    assert diagnose(BY_NAME["running"].pod, [event], container=CONTAINER).kind == "running"
+
+
+def test_another_container_that_ended_holds_nothing_up() -> None:
+    pod = json.loads(json.dumps(BY_NAME["running"].pod))
+    pod["status"]["containerStatuses"].append({"name": "proxy", "state": {"terminated": {"exitCode": 1}}})
+    assert diagnose(pod, container=CONTAINER).kind == "running"
 
 
 def test_the_latest_event_is_believed() -> None:
