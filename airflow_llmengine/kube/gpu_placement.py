@@ -129,5 +129,5 @@ def _unknown(gpu_type: GpuType, cluster: ClusterSettings) -> Refusal:
     return Refusal(
         "gpu_type",
         f"{platform} has no {gpu_type}",
-        f"use another type, or say in the connection's gpu_nodes which nodes have it: {example}",
+        f"use another type, or say which nodes have it, in gpu_nodes of the connection's field cluster: {example}",
     )

@@ -87,9 +87,16 @@ def test_a_missing_type_says_what_to_put_into_the_connection() -> None:
     with pytest.raises(RequestInvalidError) as raised:
         gpu_placement(GpuType.NVIDIA_AMPERE_A10, ClusterSettings(gpu_platform="gke"))
     assert str(raised.value) == (
-        "gpu_type: GKE has no nvidia-ampere-a10; use another type, or say in the connection's gpu_nodes which nodes "
-        'have it: {"nvidia-ampere-a10": {"node_selector": {"<label>": "<value>"}}}'
+        "gpu_type: GKE has no nvidia-ampere-a10; use another type, or say which nodes have it, in gpu_nodes of the "
+        'connection\'s field cluster: {"nvidia-ampere-a10": {"node_selector": {"<label>": "<value>"}}}'
     )
+
+
+def test_a_type_that_the_platform_lacks_needs_its_nodes_and_not_only_their_taint() -> None:
+    only_taint = {"nvidia-ampere-a10": {"tolerations": [{"key": "a10", "operator": "Exists"}]}}
+    cluster = ClusterSettings.model_validate({"gpu_platform": "gke", "gpu_nodes": only_taint})
+    with pytest.raises(RequestInvalidError, match="GKE has no nvidia-ampere-a10"):
+        gpu_placement(GpuType.NVIDIA_AMPERE_A10, cluster)
 
 
 def test_the_connection_replaces_one_part_of_one_type() -> None:

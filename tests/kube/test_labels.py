@@ -28,6 +28,12 @@ def test_the_recommended_labels_are_there_unless_the_job_gives_them_itself() -> 
     )
 
 
+def test_a_recommended_label_that_the_pod_operator_gave_stays() -> None:
+    manifest = operators_pod()
+    manifest["metadata"]["labels"]["app.kubernetes.io/name"] = "nightly"
+    assert built(manifest)["metadata"]["labels"]["app.kubernetes.io/name"] == "nightly"
+
+
 def test_a_job_may_choose_its_own_queue() -> None:
     own = {"kueue.x-k8s.io/queue-name": "mine"}
     assert built(cluster=ClusterSettings(queue="gpus"), labels=own)["metadata"]["labels"].items() >= own.items()

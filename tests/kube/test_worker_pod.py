@@ -319,6 +319,20 @@ def test_the_pod_that_comes_in_is_not_changed() -> None:
     assert to_manifest(pod) == USERS_POD
 
 
+def test_a_volume_of_the_users_takes_the_place_of_ours() -> None:
+    users = {"name": "llmengine-tmp", "emptyDir": {"sizeLimit": "1Gi"}}
+    pod = built(operators_pod(volumes=[users]))
+    assert mounts_of(pod)["/tmp"] == users
+    assert [volume["name"] for volume in pod["spec"]["volumes"]].count("llmengine-tmp") == 1
+
+
+def test_a_node_is_not_emptied_under_a_worker_only_to_save_a_node() -> None:
+    annotations = built()["metadata"]["annotations"]
+    assert annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
+    assert "karpenter.sh/do-not-disrupt" not in built(role="collect")["metadata"]["annotations"]
+
+
 def test_identity_is_the_only_thing_that_replaces() -> None:
     manifest = operators_pod()
     manifest["metadata"]["annotations"] = {
