@@ -62,7 +62,7 @@ class PodLaunch:
             hook: The connection.
             attempt: What the worker is told.
             request: The request, without ``content``.
-            grace_seconds: How long the worker may take to save its work.
+            grace_seconds: How long the worker may take to save its work, where the pod does not say how long it has.
             handed_over: Whether the pod is left to a sensor.
 
         Raises:
@@ -118,7 +118,7 @@ class PodLaunch:
                 ),
                 start=WorkerStart(
                     command=[self.settings.python or "python", "-m", WORKER_MODULE],
-                    arguments=self.attempt.arguments(self.source, grace_seconds=self.grace_seconds),
+                    arguments=self.attempt.arguments(self.source, grace_seconds=self._worker_grace(pod)),
                     environment=self.environment,
                     image=self.settings.image,
                 ),
@@ -128,6 +128,13 @@ class PodLaunch:
         except RequestInvalidError as error:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None
         return with_storage_secret(complete, container=container) if self.credentials else complete
+
+    def _worker_grace(self, pod: V1Pod) -> int:
+        """Seconds for the worker: less than the pod has, whose processes must end after it."""
+        from airflow_llmengine.kube.worker_pod import GRACE_MARGIN_SECONDS
+
+        given = pod.spec.termination_grace_period_seconds
+        return self.grace_seconds if given is None else max(given - GRACE_MARGIN_SECONDS, given // 2, 1)
 
     def add_secret(self, client: CoreV1Api, pod: V1Pod) -> None:
         """Make the Secret that the pod waits for, if the connection says so. It is deleted with the pod.

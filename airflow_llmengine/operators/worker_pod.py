@@ -287,6 +287,12 @@ class WorkerPodMixin(_Base):
             since=since_time if isinstance(since_time, datetime) else None,
         )
 
+    def _read_pod_container_states(self, pod: V1Pod, *, reraise: bool = True) -> None:
+        """Nothing: ``_diagnose`` tells it, and a container's last words may quote prompts."""
+
+    def _read_pod_events(self, pod: V1Pod, *, reraise: bool = True) -> None:
+        """Nothing: ``_diagnose`` tells them."""
+
     def _apply_connection(self, settings: ConnectionSettings) -> None:
         """Take from the connection what the DAG leaves open. Called whenever the task begins, or goes on.
 
@@ -396,27 +402,18 @@ class WorkerPodMixin(_Base):
             hook,
             attempt,
             request,
-            grace_seconds=self._worker_grace(),
+            grace_seconds=conf.getint("llmengine", "grace_seconds"),
             handed_over=handed_over,
         )
         # A pod that is still waiting by then could not do anything any more.
         self.schedule_timeout_seconds = min(self.schedule_timeout_seconds, math.ceil(left))
         self.startup_timeout_seconds = min(self.startup_timeout_seconds, math.ceil(left))
 
-    def _worker_grace(self) -> int:
-        """Seconds for the worker to save its work: less than the pod has, whose processes must end after it."""
-        from airflow_llmengine.kube.worker_pod import GRACE_MARGIN_SECONDS
-
-        given = self.termination_grace_period
-        if given is None:
-            return int(conf.getint("llmengine", "grace_seconds"))
-        return max(given - GRACE_MARGIN_SECONDS, given // 2, 1)
-
     def _pod_grace(self) -> float:
         """Seconds that the pod has to end."""
         spec = None if self.pod is None else self.pod.spec
         given = self.termination_grace_period or (spec and spec.termination_grace_period_seconds)
-        return float(given or self._worker_grace())
+        return float(given or conf.getint("llmengine", "grace_seconds"))
 
     def _has_finished(self, context: Context) -> bool:
         """Whether a pod of an earlier attempt has succeeded at this. A job of one replica is judged by its manifest."""
