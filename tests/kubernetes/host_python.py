@@ -24,6 +24,8 @@ MODEST = {"cpu": "50m", "memory": "64Mi"}
 """What a pod asks for: several fit on a node of two cores. No limits."""
 
 ENVIRONMENT = {
+    # Wherever the package is installed: the checkout itself is what is tested.
+    "PYTHONPATH": str(ROOT),
     # Pods reach nothing but this machine and the API; who asks would wait.
     "AWS_EC2_METADATA_DISABLED": "true",
     "HF_HUB_OFFLINE": "1",
