@@ -71,8 +71,8 @@ def _readable() -> Iterator[None]:
         yield
     except PermissionError as error:
         raise ModelNotFoundError(
-            f"the model's file {error.filename} may not be read by user {os.getuid()}, as whom the worker runs: let all "
-            "users read it, or run the worker as its owner"
+            f"the model's file {error.filename} may not be read by user {os.getuid()}, as whom the worker runs: let "
+            "all users read it, or run the worker as its owner"
         ) from error
 
 
