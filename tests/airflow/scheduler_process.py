@@ -142,12 +142,14 @@ def fail(dag_id: str, run_id: str, task_id: str, index: str | None) -> None:
 
 def lost(dag_id: str, run_id: str) -> None:
     """Take the tasks that run for dead, as the scheduler does when nobody hears of them any more."""
+    from airflow.sdk import timezone
     from airflow.utils.session import create_session
     from airflow.utils.state import TaskInstanceState
 
     with create_session() as session:
         for instance in find_run(session, dag_id, run_id).get_task_instances(session=session):
             if instance.state == TaskInstanceState.RUNNING:
+                instance.end_date = timezone.utcnow()
                 instance.state = TaskInstanceState.UP_FOR_RETRY
         session.commit()
 
