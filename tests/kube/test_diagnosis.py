@@ -184,7 +184,7 @@ def test_a_shells_codes_and_signals_have_their_words() -> None:
             'failed to resolve reference "{image}": failed to do request: Head "https://{image}": EOF',
             "image_pull_failing",
         ),
-        ("failed to copy: https://{image}: EOF", "image_pull_failing"),
+        ("failed to copy: https://registry.example.com/v2/forbidden-names: EOF", "image_pull_failing"),
         ("{image}: EOF", "image_pull_failing"),
     ],
 )
