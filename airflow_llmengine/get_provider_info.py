@@ -38,7 +38,10 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": INTEGRATION,
-                "python-modules": ["airflow_llmengine.triggers.batch_completions"],
+                "python-modules": [
+                    "airflow_llmengine.triggers.batch_completions",
+                    "airflow_llmengine.triggers.worker_pod",
+                ],
             }
         ],
         "hooks": [

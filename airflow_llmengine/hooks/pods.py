@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_llmengine.exceptions import ClusterUnavailableError, ConnectionUnusableError
 from airflow_llmengine.hooks.local_worker import parse_log_line
 from airflow_llmengine.hooks.pod_failure import rejected
 
@@ -38,30 +36,6 @@ def patiently(call: Callable[..., Any]) -> Callable[..., Any]:
     call = partial(call, _request_timeout=CALL_TIMEOUT)
     retried: Callable[..., Any] = generic_api_retry(call)  # type: ignore[no-untyped-call]
     return retried
-
-
-@contextmanager
-def cluster_errors() -> Iterator[None]:
-    """Raise what the Kubernetes client raises inside as this provider's own exception.
-
-    Without its causes: Airflow logs those too, and they quote whole objects.
-    """
-    from kubernetes.client.exceptions import ApiException
-    from kubernetes.config.config_exception import ConfigException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        yield
-    except ApiException as error:
-        raise rejected(error) from None
-    except HTTPError as error:
-        raise ClusterUnavailableError(
-            f"The Kubernetes API can't be reached ({type(error).__name__}). A retry goes on where the job stands."
-        ) from None
-    except ConfigException as error:
-        raise ConnectionUnusableError(
-            f"The Kubernetes connection can't be used: {error}. Correct it, and clear the task."
-        ) from None
 
 
 def create_pod(client: CoreV1Api, pod: V1Pod) -> V1Pod:

@@ -25,8 +25,8 @@ from airflow_llmengine.exceptions import (
     RequestRefusedError,
     TaskKilledError,
 )
+from airflow_llmengine.hooks.cluster_errors import cluster_errors
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from airflow_llmengine.hooks.pods import cluster_errors
 from airflow_llmengine.operators.batch_task import BatchTaskMixin
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.local_launch import worker_environment
+from airflow_llmengine.kube.cluster import ClusterSettings
 from tests.airflow.operators_in_tests import EchoJob, connection, run
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, Fault, S3Server
 
@@ -60,10 +61,17 @@ def test_the_form_leaves_what_is_empty_out() -> None:
             "local_workers": "2",
             "worker_environment": '{"HF_HOME": "/models"}',
             "request_defaults": '{"max_runtime_sec": 60}',
+            "kubernetes_conn_id": "",
+            "pod_credentials": None,
+            "cluster": '{"image_pull_secrets": "one, two"}',
+            "pod_template": "",
         },
     )
     assert filled == ConnectionSettings(
-        local_workers=2, worker_environment={"HF_HOME": "/models"}, request_defaults={"max_runtime_sec": 60}
+        local_workers=2,
+        worker_environment={"HF_HOME": "/models"},
+        request_defaults={"max_runtime_sec": 60},
+        cluster=ClusterSettings(image_pull_secrets=("one", "two")),
     )
     assert ConnectionSettings.parse("c", {}) == ConnectionSettings()
     assert (ConnectionSettings().launcher, ConnectionSettings().engine) == ("local", "vllm")
@@ -83,6 +91,12 @@ def test_the_form_leaves_what_is_empty_out() -> None:
         ({"request_defaults": {"model_config": []}}, "model_config must be an object"),
         ({"storage_options": {"s3": {"secret": "SECRET"}}}, r"s3\.secret looks like a credential"),
         ({"storage_options": '{"s3": {"aws_access_key_id": "SECRET"}}'}, "looks like a credential"),
+        ({"pod_credentials": "SECRET"}, "pod_credentials: "),
+        ({"worker_environment": {"LLMENGINE_STORAGE_OPTIONS": "SECRET"}}, "LLMENGINE_STORAGE_OPTIONS is set by the"),
+        ({"cluster": "{gpu"}, "cluster: is not JSON"),
+        ({"cluster": {"gpu_platfrom": "gke"}}, r"cluster\.gpu_platfrom"),
+        ({"cluster": {"credentials_secret": "Not A Name"}}, r"cluster\.credentials_secret"),
+        ({"pod_template": {"kind": "Deployment"}}, "pod_template: Deployment is not a part of a pod"),
     ],
 )
 def test_what_it_can_not_hold_is_refused_by_name_and_without_the_value(extra: dict[str, Any], sentence: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import signal
 from pathlib import Path
@@ -31,6 +29,7 @@ from tests.airflow.test_sensor import StateStore, fired
 from tests.airflow.test_sensor_runs import Airflow
 from tests.kubernetes.cluster import Cluster, terminated
 from tests.kubernetes.host_python import HostPython
+from tests.kubernetes.service_accounts import kubernetes_connection
 from tests.kubernetes.worker_pods import WorkerPods, processes_of
 from tests.waiting import wait_until
 from tests.worker.jobs import Job
@@ -213,7 +212,7 @@ def test_a_pod_that_somebody_deleted_fails_the_sensor_when_it_is_gone(launched: 
     with pytest.raises(PodDeletedError, match=f"{launched.namespace}/{name} (is gone|was deleted)") as failed:
         waited(handed_on)
     assert "to go on, clear dag/launch, and this task" in str(failed.value)
-    assert not launched.cluster.pods(launched.namespace)
+    launched.wait_until_no_pod()
 
     # Cleared, both: the launching task makes a new pod, and the sensor waits for that.
     launched.use(**QUICK)
@@ -273,43 +272,6 @@ def few_rights(cluster: Cluster, namespace: str, monkeypatch: pytest.MonkeyPatch
     """A connection whose service account may do nothing with pods."""
     monkeypatch.setenv("AIRFLOW_CONN_FEW_RIGHTS", kubernetes_connection(cluster, namespace, "nobody"))
     return "few_rights"
-
-
-def kubernetes_connection(cluster: Cluster, namespace: str, service_account: str) -> str:
-    """A connection of type kubernetes by a new service account, which has no rights yet."""
-    made = cluster.core.create_namespaced_service_account(namespace, {"metadata": {"name": service_account}})
-    secret: dict[str, Any] = {
-        "metadata": {
-            "name": f"{service_account}-key",
-            "annotations": {"kubernetes.io/service-account.name": made.metadata.name},
-        },
-        "type": "kubernetes.io/service-account-token",
-    }
-    cluster.core.create_namespaced_secret(namespace, secret)
-    found: dict[str, str] = {}
-
-    def is_filled() -> bool:
-        found.update(cluster.core.read_namespaced_secret(f"{service_account}-key", namespace).data or {})
-        return "token" in found
-
-    wait_until(is_filled)
-    kubeconfig = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [
-            {
-                "name": "c",
-                "cluster": {
-                    "server": cluster.api_client.configuration.host,
-                    "certificate-authority-data": found["ca.crt"],
-                },
-            }
-        ],
-        "users": [{"name": "u", "user": {"token": base64.b64decode(found["token"]).decode()}}],
-    }
-    return json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": kubeconfig}})
 
 
 def test_a_sensor_that_may_not_list_pods_says_so_once_and_goes_by_storage(

@@ -1,0 +1,34 @@
+"""What the Kubernetes client raises, as this provider's own exceptions. Loads nothing until something is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow_llmengine.exceptions import ClusterUnavailableError, ConnectionUnusableError
+
+
+@contextmanager
+def cluster_errors() -> Iterator[None]:
+    """Raise what the Kubernetes client raises inside as this provider's own exception.
+
+    Without its causes: Airflow logs those too, and they quote whole objects.
+    """
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    from airflow_llmengine.hooks.pod_failure import rejected
+
+    try:
+        yield
+    except ApiException as error:
+        raise rejected(error) from None
+    except HTTPError as error:
+        raise ClusterUnavailableError(
+            f"The Kubernetes API can't be reached ({type(error).__name__}). A retry goes on where the job stands."
+        ) from None
+    except ConfigException as error:
+        raise ConnectionUnusableError(
+            f"The Kubernetes connection can't be used: {error}. Correct it, and clear the task."
+        ) from None
