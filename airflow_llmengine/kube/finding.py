@@ -28,8 +28,9 @@ Kind = Literal[
 """What happened, or what it waits for.
 
 ``queued``: held back by a scheduling gate, as Kueue does. ``unschedulable``: no node takes it. ``image_pull_failing``:
-its image may come yet; ``image_unavailable``: it will not. ``misconfigured``: it names something that does not exist,
-or asks for what can't be run. ``volume_not_mounted`` and ``not_started``: a node takes it, and can't start it.
+its image may come yet, or is on its way; ``image_unavailable``: it will not come. ``misconfigured``: it names something
+that does not exist, or asks for what can't be run. ``volume_not_mounted`` and ``not_started``: a node takes it, and
+can't start it.
 ``pending``: nobody says why it has not started. ``exited``: the worker ended by itself, with ``exit_code``.
 ``out_of_storage``: evicted for using more ephemeral storage than its own limit. ``evicted``: for the sake of its node,
 or by somebody who drains it. ``refused_by_node``: it was placed where it could not run. ``deadline_exceeded``: past

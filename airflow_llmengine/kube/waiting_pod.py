@@ -77,7 +77,7 @@ def not_mounted(pod: ObservedPod, called: str) -> Finding | None:
         return None
     # Images are pulled when volumes and network are there: what went wrong with those before is over.
     if pod.events("Pulling", "Pulled", "BackOff"):
-        return None
+        return _slow_image(pod, called)
     for said in pod.events("FailedMount", "FailedAttachVolume"):
         if missing := _MISSING_OBJECT.search(said):
             return "misconfigured", f"A volume of {within(called)} can't be mounted: {quoted(missing.group())}"
@@ -86,6 +86,13 @@ def not_mounted(pod: ObservedPod, called: str) -> Finding | None:
             return "volume_not_mounted", f"A volume of {within(called)} can't be mounted: {quoted(said)}"
     for said in pod.events("FailedCreatePodSandBox"):
         return "not_started", f"{called} can't be started on its node: {quoted(said)}"
+    return None
+
+
+def _slow_image(pod: ObservedPod, called: str) -> Finding | None:
+    for said in pod.events("Pulling", "Pulled", "BackOff")[:1]:
+        if pulling := re.match(r'Pulling image "([^"]*)"', said):
+            return "image_pull_failing", f"The image {pulling[1]} of {within(called)} is still being pulled."
     return None
 
 

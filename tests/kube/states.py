@@ -54,6 +54,7 @@ STATES = (
     PodState("waits_in_a_queue", "queued", what="Its queue (Kueue) has not admitted it in time"),
     PodState("no_such_gpu_free", "unschedulable", what="No node has the GPUs that it asks for"),
     PodState("no_such_node", "unschedulable"),
+    PodState("image_pulled_for_long", "image_pull_failing", what="Its image takes longer than it may"),
     PodState("image_rate_limited", "image_pull_failing", what="The registry limits how often it is asked"),
     PodState("image_waiting_for_reasons_unknown", "image_pull_failing"),
     PodState("init_container_waits_for_its_image", "image_pull_failing"),

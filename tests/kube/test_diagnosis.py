@@ -207,6 +207,16 @@ def test_what_once_befell_a_pod_that_is_still_there_is_over(reason: str) -> None
     assert diagnose(BY_NAME["running"].pod, [event], container=CONTAINER).kind == "running"
 
 
+def test_a_pulled_image_shows_that_volumes_were_mounted() -> None:
+    """A Secret that is made after its pod is missed for a moment."""
+    state = BY_NAME["image_pulled_for_long"]
+    assert state.diagnosis().sentence.endswith("is still being pulled.")
+    missed, pulling = state.events
+    assert diagnose(state.pod, [missed], container=CONTAINER).kind == "misconfigured"
+    pulled = {**pulling, "reason": "Pulled", "message": "Successfully pulled image", "lastTimestamp": "2027"}
+    assert diagnose(state.pod, [missed, pulling, pulled], container=CONTAINER).kind == "pending"
+
+
 def test_another_container_that_ended_holds_nothing_up() -> None:
     pod = json.loads(json.dumps(BY_NAME["running"].pod))
     pod["status"]["containerStatuses"].append({"name": "proxy", "state": {"terminated": {"exitCode": 1}}})
@@ -235,10 +245,3 @@ def test_what_the_container_said_last_is_kept_apart() -> None:
     found = BY_NAME["engine_died"].diagnosis()
     assert "secret prompt" in found.termination_message
     assert BY_NAME["command_missing"].diagnosis().termination_message == ""
-
-
-def test_what_was_mounted_late_is_not_what_a_pod_waits_for_that_pulls_its_image() -> None:
-    """Its own Secret is made a moment after the pod, and the event that missed it stays for an hour."""
-    state = BY_NAME["secret_of_a_volume_missing"]
-    pulling = {**state.events[0], "reason": "Pulling", "message": 'Pulling image "registry.example.com/llmengine:1"'}
-    assert diagnose(state.pod, [*state.events, pulling], container=CONTAINER).kind == "pending"
