@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_llmengine.exceptions import ConnectionUnusableError, LLMEngineError, PodQuotaError
 from airflow_llmengine.hooks.cluster_client import cluster_client
 from airflow_llmengine.hooks.pod_failure import rejected
+from airflow_llmengine.hooks.pods import environment_values
 from airflow_llmengine.hooks.worker_attempt import WORKER_MODULE
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ NEEDED = (
     ("create", "pods", ""),
     ("get", "pods", ""),
     ("list", "pods", ""),
+    ("patch", "pods", ""),
     ("delete", "pods", ""),
     ("get", "pods", "log"),
 )
@@ -119,7 +121,6 @@ def _try_pod(client: ApiClient, pod: V1Pod) -> None:
     from kubernetes.client import CoreV1Api
     from kubernetes.client.exceptions import ApiException
 
-    hidden = [variable.value for container in pod.spec.containers for variable in container.env or [] if variable.value]
     with _answers(client):
         try:
             CoreV1Api(client).create_namespaced_pod(
@@ -129,7 +130,7 @@ def _try_pod(client: ApiClient, pod: V1Pod) -> None:
             if "does not support dry run" in str(error.body):
                 # A webhook that can't be asked so.
                 return
-            failure: LLMEngineError = rejected(error, hidden=hidden)
+            failure: LLMEngineError = rejected(error, hidden=environment_values(pod))
         else:
             return
     if not isinstance(failure, PodQuotaError):

@@ -39,7 +39,7 @@ def patiently(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def create_pod(client: CoreV1Api, pod: V1Pod) -> V1Pod:
-    """Make a pod. It has a name of its own: if one by that name is there already, an answer was lost.
+    """Make a pod; if this very pod is there already, an answer was lost.
 
     Raises:
         LLMEngineError: The API server refused it; ``PodQuotaError`` if a quota is used up.
@@ -50,16 +50,27 @@ def create_pod(client: CoreV1Api, pod: V1Pod) -> V1Pod:
         try:
             return client.create_namespaced_pod(pod.metadata.namespace, pod, **options)
         except ApiException as error:
-            if error.status == FOUND and "AlreadyExists" in str(error.body):
-                return client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace, **options)
-            raise
+            if not _exists_already(error):
+                raise
+            taken = error
+        found = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace, **options)
+        # Whoever gives pods names of their own may have given this one to another.
+        return found if _is_same(found, pod) else taken
 
     try:
-        return patiently(create)()
+        made = patiently(create)()
     except ApiException as error:
-        failure = rejected(error)
+        made = error
+    if not isinstance(made, ApiException):
+        return made
     # Outside: the exception's context would be logged, too.
-    raise failure
+    raise rejected(made, hidden=environment_values(pod))
+
+
+def environment_values(pod: V1Pod) -> list[str]:
+    """The values of the variables of a pod, which no message may quote."""
+    containers = [*pod.spec.containers, *(pod.spec.init_containers or ())]
+    return [variable.value for container in containers for variable in container.env or () if variable.value]
 
 
 def create_secret(client: CoreV1Api, secret: V1Secret) -> None:
@@ -70,12 +81,18 @@ def create_secret(client: CoreV1Api, secret: V1Secret) -> None:
     """
     from kubernetes.client.exceptions import ApiException
 
+    def create(**options: Any) -> None:
+        try:
+            client.create_namespaced_secret(secret.metadata.namespace, secret, **options)
+        except ApiException as error:
+            if not _exists_already(error):
+                raise
+
     failure = None
     try:
-        patiently(client.create_namespaced_secret)(secret.metadata.namespace, secret)
+        patiently(create)()
     except ApiException as error:
-        if error.status != FOUND:
-            failure = rejected(error)
+        failure = rejected(error)
     if failure is not None:
         raise failure
 
@@ -94,11 +111,15 @@ def delete_pod(client: CoreV1Api, pod: V1Pod, *, grace_seconds: int | None = Non
     options = V1DeleteOptions(grace_period_seconds=grace_seconds)
     if pod.metadata.uid is not None:
         options.preconditions = V1Preconditions(uid=pod.metadata.uid)
-    try:
-        patiently(client.delete_namespaced_pod)(pod.metadata.name, pod.metadata.namespace, body=options)
-    except ApiException as error:
-        if error.status not in (GONE, FOUND):
-            raise
+
+    def delete(**call_options: Any) -> None:
+        try:
+            client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=options, **call_options)
+        except ApiException as error:
+            if error.status not in (GONE, FOUND):
+                raise
+
+    patiently(delete)()
 
 
 def read_pod(client: CoreV1Api, name: str, namespace: str) -> V1Pod | None:
@@ -114,15 +135,16 @@ def read_pod(client: CoreV1Api, name: str, namespace: str) -> V1Pod | None:
 
 
 def events_of(client: CoreV1Api, pod: V1Pod) -> list[Any]:
-    """What the cluster says of a pod, the oldest first; empty where that may not be read."""
+    """What the cluster says of a pod, the oldest first; empty where that can't be read: they only explain."""
     from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
 
     selector = f"involvedObject.name={pod.metadata.name}"
     if pod.metadata.uid is not None:
         selector += f",involvedObject.uid={pod.metadata.uid}"
     try:
         found = patiently(client.list_namespaced_event)(pod.metadata.namespace, field_selector=selector).items
-    except ApiException:
+    except (ApiException, HTTPError):
         return []
     return sorted(found, key=_moment)
 
@@ -188,3 +210,16 @@ def log_tail(
 def _moment(event: Any) -> datetime:
     moment: datetime | None = event.last_timestamp or event.event_time or event.metadata.creation_timestamp
     return moment or datetime.min.replace(tzinfo=UTC)
+
+
+def _exists_already(error: Any) -> bool:
+    """Whether a name is taken; other conflicts pass."""
+    return error.status == FOUND and "AlreadyExists" in str(error.body)
+
+
+def _is_same(found: V1Pod, pod: V1Pod) -> bool:
+    """Whether a pod has all labels and annotations of another, among them those that tell its job and its task."""
+    return all(
+        (getattr(found.metadata, field) or {}).items() >= (getattr(pod.metadata, field) or {}).items()
+        for field in ("labels", "annotations")
+    )

@@ -107,7 +107,7 @@ class ScriptedApi:
     def create_namespaced_pod(self, namespace: str, pod: V1Pod, **options: Any) -> V1Pod:
         def create() -> V1Pod:
             if pod.metadata.name in self.pods:
-                raise refusal(409, "AlreadyExists")
+                raise refusal(409, "AlreadyExists", message=f'pods "{pod.metadata.name}" already exists')
             made = copy.deepcopy(pod)
             made.metadata.uid = made.metadata.uid or f"uid-of-{pod.metadata.name}"
             self.pods[pod.metadata.name] = made
@@ -118,7 +118,7 @@ class ScriptedApi:
     def create_namespaced_secret(self, namespace: str, secret: Any, **options: Any) -> Any:
         def create() -> Any:
             if secret.metadata.name in self.pods:
-                raise refusal(409, "AlreadyExists")
+                raise refusal(409, "AlreadyExists", message=f'secrets "{secret.metadata.name}" already exists')
             self.pods[secret.metadata.name] = secret
             return secret
 

@@ -16,7 +16,7 @@ from tests.kubernetes.service_accounts import grant, kubernetes_connection
 pytestmark = pytest.mark.kubernetes
 
 ALL = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "patch", "delete"]},
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
 ]
 """What Airflow needs."""
@@ -67,8 +67,8 @@ def test_what_a_service_account_may_not_is_named(
     works, said = pressed(monkeypatch, **settings)
     assert not works
     assert (
-        f"In the namespace {namespace} Airflow may not create pods, get pods, list pods, delete pods, get pods/log: "
-        "grant it"
+        f"In the namespace {namespace} Airflow may not create pods, get pods, list pods, patch pods, delete pods, "
+        "get pods/log: grant it"
     ) in said
 
     grant(cluster, namespace, "few", ALL)
