@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_llmengine.hooks.llmengine import progress_of
 
@@ -13,29 +13,28 @@ if TYPE_CHECKING:
     from airflow_llmengine.storage.status import JobStatus
 
 
-class ProgressTeller:
-    """Tells how far a replica and its job are, when there is news.
+class ProgressNews:
+    """How far a replica and its job are, when there is news.
 
     Args:
         attempt: The attempt whose replica it is.
-        log: The logger of the trigger or the task.
     """
 
-    def __init__(self, attempt: WorkerAttempt, *, log: Any) -> None:
+    def __init__(self, attempt: WorkerAttempt) -> None:
         self._attempt = attempt
-        self._log = log
         self._told: str | None = None
 
-    def tell(self, hook: LLMEngineHook) -> None:
-        """Look once, and log a line if it says something new. Blocks.
+    def look(self, hook: LLMEngineHook) -> str | None:
+        """Look once; gives a line if it says something new. Blocks.
 
         Raises:
             StorageFailedError, ConnectionUnusableError: Storage can't be read.
         """
         line = progress_line(hook.glance(self._attempt.handle), self._attempt)
-        if line != self._told:
-            self._log.info("%s", line)
-            self._told = line
+        if line == self._told:
+            return None
+        self._told = line
+        return line
 
 
 def progress_line(status: JobStatus, attempt: WorkerAttempt) -> str:
@@ -51,7 +50,9 @@ def progress_line(status: JobStatus, attempt: WorkerAttempt) -> str:
         if progress.records_total is not None:
             left = max(0, progress.records_total - progress.records_done) / progress.records_per_second
             parts.append(f"about {_duration(left)} left")
-    return ", ".join(parts) + (f"; {_replica(beat, attempt)}" if attempt.replica is not None else "")
+    # The heartbeats of a job that is done are gone.
+    has_replica = attempt.replica is not None and status.manifest is None
+    return ", ".join(parts) + (f"; {_replica(beat, attempt)}" if has_replica else "")
 
 
 def _replica(beat: Heartbeat | None, attempt: WorkerAttempt) -> str:

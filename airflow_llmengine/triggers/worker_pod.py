@@ -93,9 +93,7 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
             event = self._deadline_event()
         finally:
             # Without this they would go on when the trigger moves to another triggerer.
-            for task in (telling, waiting):
-                task.cancel()
-            await asyncio.gather(telling, waiting, return_exceptions=True)
+            await _end(telling, waiting)
         yield event
 
     async def on_kill(self) -> None:
@@ -157,9 +155,9 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
     async def _tell_progress(self) -> None:
         """Tell the job's progress now and then. What goes wrong here is no reason to stop waiting."""
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
-        from airflow_llmengine.hooks.worker_progress import ProgressTeller
+        from airflow_llmengine.hooks.worker_progress import ProgressNews
 
-        teller = ProgressTeller(WorkerAttempt.decode(self.attempt), log=self.log)
+        news = ProgressNews(WorkerAttempt.decode(self.attempt))
         hook: LLMEngineHook | None = None
         pause, longest = PROGRESS_SECONDS
         while True:
@@ -168,7 +166,9 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
                     hook = LLMEngineHook(self.llmengine_conn_id)
                     await hook.aread_settings()
                 # Storage's libraries, and the storage connection's, block.
-                await asyncio.to_thread(teller.tell, hook)
+                line = await asyncio.to_thread(news.look, hook)
+                if line is not None:
+                    self.log.info("%s", line)
             except Exception as error:  # noqa: BLE001 - it is only telling
                 # Credentials may have expired.
                 hook = None
@@ -217,6 +217,17 @@ def _without_connection(arguments: Mapping[str, Any]) -> dict[str, Any]:
         # The worker's own KUBECONFIG, which the trigger would refuse beside the connection's.
         arguments["config_dict"] = None
     return arguments
+
+
+async def _end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and wait for their end."""
+    pending = set(tasks)
+    while pending:
+        # Again and again: the pod trigger takes a cancellation for that of a task of its own, at one place.
+        for task in pending:
+            task.cancel()
+        _done, pending = await asyncio.wait(pending, timeout=1.0)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _first(events: AsyncIterator[TriggerEvent]) -> TriggerEvent:
