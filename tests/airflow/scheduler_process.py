@@ -12,6 +12,7 @@ the real metadata database. All that may run is run at once.
     clear:TASK_ID[:INDEX]   clear a task
     downstream:TASK_ID      clear a task and what comes after it
     fail:TASK_ID[:INDEX]    mark a task as failed
+    timeout:TASK_ID         what the scheduler does with a deferred task whose trigger has timed out
     lost                    take the tasks that run for dead
 
 At the end it prints a line ``state: TASK_ID MAP_INDEX STATE`` for each task. Tasks that are deferred need a triggerer
@@ -154,6 +155,21 @@ def lost(dag_id: str, run_id: str) -> None:
         session.commit()
 
 
+def time_out(dag_id: str, run_id: str, task_id: str) -> None:
+    from airflow.models.trigger import TRIGGER_FAIL_REPR, TriggerFailureReason
+    from airflow.utils.session import create_session
+    from airflow.utils.state import TaskInstanceState
+
+    with create_session() as session:
+        for instance in find_run(session, dag_id, run_id).get_task_instances(session=session):
+            if instance.task_id == task_id and instance.state == TaskInstanceState.DEFERRED:
+                instance.state = TaskInstanceState.SCHEDULED
+                instance.next_method = TRIGGER_FAIL_REPR
+                instance.next_kwargs = {"error": TriggerFailureReason.TRIGGER_TIMEOUT}
+                instance.trigger_id = None
+        session.commit()
+
+
 def load_what_tasks_need() -> None:
     """Once, before the first fork, instead of in every task."""
     from airflow.sdk.execution_time.supervisor import InProcessTestSupervisor, in_process_api_server
@@ -183,6 +199,8 @@ def follow(dag_id: str, run_id: str, commands: Sequence[str]) -> None:
             task_id, index = [*arguments, None][:2]
             if name == "fail":
                 fail(dag_id, run_id, str(task_id), index)
+            elif name == "timeout":
+                time_out(dag_id, run_id, str(task_id))
             else:
                 clear(dag_id, run_id, str(task_id), index, downstream=name == "downstream")
     with create_session() as session:

@@ -6,11 +6,13 @@ import json
 import threading
 from typing import Any, Self
 
+from kubernetes.client.exceptions import ApiException
 from kubernetes.watch import Watch
 
 from tests.kubernetes.cluster import Cluster
 
 READ_SECONDS = 1
+EXPIRED = 410
 
 
 class PodWatch:
@@ -57,14 +59,21 @@ class PodWatch:
         watch = Watch()
         version = "0"
         while not self._stop.is_set():
-            for event in watch.stream(
-                self._cluster.core.list_namespaced_pod,
-                self._namespace,
-                resource_version=version,
-                timeout_seconds=READ_SECONDS,
-            ):
-                self._take(event["type"], event["raw_object"])
-            version = watch.resource_version or version
+            try:
+                for event in watch.stream(
+                    self._cluster.core.list_namespaced_pod,
+                    self._namespace,
+                    resource_version=version,
+                    timeout_seconds=READ_SECONDS,
+                ):
+                    self._take(event["type"], event["raw_object"])
+            except ApiException as error:
+                # Nothing happened here for so long that the server has forgotten that moment.
+                if error.status != EXPIRED:
+                    raise
+                version = self._cluster.core.list_namespaced_pod(self._namespace).metadata.resource_version
+            else:
+                version = watch.resource_version or version
 
     def _take(self, what: str, pod: dict[str, Any]) -> None:
         self.seen.append(pod)
