@@ -6,9 +6,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from kubernetes.client import V1ObjectMeta, V1Pod, V1PodStatus
+from kubernetes.client import (
+    V1ContainerState,
+    V1ContainerStateRunning,
+    V1ContainerStateTerminated,
+    V1ContainerStatus,
+    V1ObjectMeta,
+    V1Pod,
+    V1PodStatus,
+)
 
-from airflow_llmengine.kube.reattach import Fate, fate_of
+from airflow_llmengine.kube.reattach import Fate, fate_of, finished_at, gone_by, is_active
 
 IDENTITY = {"airflow-llmengine/job": "abc-1", "airflow-llmengine/replica": "0"}
 OTHER = IDENTITY | {"airflow-llmengine/job": "abc-2"}
@@ -41,3 +49,48 @@ def test_what_becomes_of_a_pod(left: V1Pod, fate: Fate) -> None:
 
 def test_nothing_is_taken_over_where_the_operator_is_told_not_to() -> None:
     assert fate_of(pod("Running", IDENTITY), IDENTITY, durable=False) == "replace"
+
+
+@pytest.mark.parametrize(
+    ("phase", "active"),
+    [("Pending", True), ("Running", True), ("Unknown", True), (None, True), ("Succeeded", False), ("Failed", False)],
+)
+def test_a_pod_that_has_not_ended_is_active(phase: str | None, active: bool) -> None:
+    assert is_active(V1Pod(metadata=V1ObjectMeta(), status=V1PodStatus(phase=phase))) is active
+
+
+def test_a_pod_that_nobody_has_seen_yet_is_active_and_the_same() -> None:
+    unseen = V1Pod(metadata=V1ObjectMeta(annotations=IDENTITY))
+    assert is_active(unseen)
+    assert fate_of(unseen, IDENTITY) == "adopt"
+
+
+def test_when_a_pod_must_be_gone() -> None:
+    """Kubernetes puts the end of the grace period down as the time of the deletion."""
+    assert gone_by(pod("Running", {}), slack_seconds=5) is None
+    assert gone_by(pod("Running", {}, deletion_timestamp=datetime.fromtimestamp(100, UTC)), slack_seconds=5) == 105
+
+
+def container(ended: float | None) -> V1ContainerStatus:
+    state = V1ContainerState(running=V1ContainerStateRunning())
+    if ended is not None:
+        finished = datetime.fromtimestamp(ended, UTC)
+        state = V1ContainerState(terminated=V1ContainerStateTerminated(exit_code=0, finished_at=finished))
+    return V1ContainerStatus(name="c", image="", image_id="", ready=False, restart_count=0, state=state)
+
+
+@pytest.mark.parametrize(
+    ("phase", "status", "seconds"),
+    [
+        ("Running", {"container_statuses": [container(100)]}, None),
+        ("Succeeded", {"container_statuses": [container(100), container(300), container(200)]}, 300),
+        # Evicted: what its containers did is not told any more; or it never ran.
+        ("Failed", {"start_time": datetime.fromtimestamp(50, UTC)}, 50),
+        ("Failed", {"container_statuses": [container(None)], "start_time": datetime.fromtimestamp(50, UTC)}, 50),
+        ("Failed", {}, 10),
+    ],
+)
+def test_when_a_pod_ended(phase: str, status: dict[str, Any], seconds: float | None) -> None:
+    metadata = V1ObjectMeta(creation_timestamp=datetime.fromtimestamp(10, UTC))
+    found = finished_at(V1Pod(metadata=metadata, status=V1PodStatus(phase=phase, **status)))
+    assert (None if found is None else found.timestamp()) == seconds

@@ -1,0 +1,71 @@
+"""The line on a job's progress in the log of a task whose worker runs elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+from airflow_llmengine.hooks.worker_progress import progress_line
+from airflow_llmengine.spec.job_state import Heartbeat, InputEnd, JobHandle
+from airflow_llmengine.storage.status import JobStatus
+
+HANDLE = JobHandle(path="s3://bucket/out.json", fingerprint="ab12", generation=1)
+
+
+def attempt(replica: int | None = 0, replicas: int = 1) -> WorkerAttempt:
+    return WorkerAttempt(
+        handle=HANDLE,
+        owner="dag/task",
+        series="one",
+        deadline=9e9,
+        max_error_rate=None,
+        replica=replica,
+        replicas=replicas,
+    )
+
+
+def beat(replica: int = 0, *, phase: Any = "generating", age: float = 0.0, **fields: Any) -> Heartbeat:
+    now = time.time() - age
+    return Heartbeat(replica=replica, replicas=2, phase=phase, host="h", pid=1, started=now, updated=now, **fields)
+
+
+def line(*beats: Heartbeat, records: int | None = 1000, **who: Any) -> str:
+    end = None if records is None else InputEnd(records=records, chunks=10)
+    return progress_line(JobStatus("running", HANDLE, end=end, heartbeats=list(beats)), attempt(**who))
+
+
+def test_a_worker_that_has_not_shown_up() -> None:
+    assert line(records=None) == "0 of ? records done; the worker has not shown up yet"
+
+
+def test_all_replicas_count_and_one_is_named() -> None:
+    said = line(
+        beat(0, records_committed=250, records_open=50, records_per_second=1.5, tokens_per_second=30.4),
+        beat(1, phase="loading", records_committed=100, records_failed=3, records_per_second=0.5),
+        replica=1,
+        replicas=2,
+    )
+    assert said == (
+        "400 of 1000 records done, 3 failed, 2.0 records/s, 30 tokens/s, about 0:05:00 left; replica 1 of 2 is loading"
+    )
+
+
+def test_how_long_it_takes_is_not_guessed_where_nobody_can_know() -> None:
+    assert "left" not in line(beat(records_per_second=2.0), records=None)
+    assert "left" not in line(beat(records_per_second=0.0))
+    # It was fast, and is dead.
+    assert "left" not in line(beat(records_per_second=2.0, age=3600))
+
+
+def test_more_done_than_there_is_takes_no_negative_time() -> None:
+    assert "about 0:00:00 left" in line(beat(records_committed=1001, records_per_second=2.0))
+
+
+def test_what_puts_the_shares_together_is_no_replica() -> None:
+    assert line(beat(records_committed=1000), replica=None, replicas=2) == "1000 of 1000 records done"
+
+
+def test_what_it_is_told_comes_through_a_deferral() -> None:
+    for told in (attempt(), attempt(None, 2)):
+        assert WorkerAttempt.decode(told.encode()) == told
