@@ -252,6 +252,8 @@ def parse_log_line(line: str) -> tuple[int, str]:
     """
     try:
         record = json.loads(line)
+        if not str(record["logger"]).startswith("airflow_llmengine"):
+            return logging.DEBUG, line
         level = logging.getLevelNamesMapping()[str(record["level"]).upper()]
         message = str(record["message"])
     except (ValueError, TypeError, KeyError):

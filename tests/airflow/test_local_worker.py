@@ -103,7 +103,7 @@ def test_log_lines_come_at_their_level_and_foreign_ones_at_debug() -> None:
     script = """
         import json, sys
         for level in ("INFO", "WARNING", "ERROR"):
-            print(json.dumps({"level": level, "logger": "x", "message": f"{level} with ü"}), file=sys.stderr)
+            print(json.dumps({"level": level, "logger": "airflow_llmengine.worker.cli", "message": f"{level} with ü"}), file=sys.stderr)
         print("some library quotes: PROMPT", file=sys.stderr)
         print("y" * 3_000_000, file=sys.stderr)
         sys.stderr.buffer.write(b"\\xff no newline")
@@ -123,7 +123,14 @@ def test_log_lines_come_at_their_level_and_foreign_ones_at_debug() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["", "{}", "[1]", "null", '{"level": "info"}', '{"level": "loud", "message": "x"}', '{"level": 1', "\ud800"]
+    "line",
+    [
+        *("", "{}", "[1]", "null", '{"level": "info"}', '{"level": 1', "\ud800"),
+        '{"level": "loud", "logger": "airflow_llmengine.worker", "message": "x"}',
+        # A library that logs as JSON, too.
+        '{"level": "INFO", "logger": "vllm.engine", "message": "x"}',
+        '{"level": "INFO", "message": "x"}',
+    ],
 )
 def test_what_is_not_the_workers_own_line_is_for_debug(line: str) -> None:
     assert parse_log_line(line) == (logging.DEBUG, line)
