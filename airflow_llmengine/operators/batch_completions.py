@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+    from airflow_llmengine.operators.mapping import VerbatimPartial
     from airflow_llmengine.operators.worker_pod import WorkerEnd
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -44,6 +45,11 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         kwargs: The arguments of ``BatchTaskMixin``. In a ``pool`` the task takes as many slots as it has ``gpus``, if
             that is a number in the DAG, unless ``pool_slots`` says otherwise.
     """
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> VerbatimPartial:
+        """Begin a dynamic task mapping: the arguments that all mapped tasks share."""
+        return super().partial(**{**pool_slots(kwargs, kwargs), **kwargs})
 
     def __init__(self, *, wait_for_completion: bool = True, **kwargs: Any) -> None:
         super().__init__(**{**pool_slots(kwargs, kwargs), **kwargs})

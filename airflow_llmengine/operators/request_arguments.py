@@ -123,14 +123,18 @@ def pool_slots(arguments: Mapping[str, Any], request: Mapping[str, Any]) -> dict
     """How many slots of its pool a worker takes: one for each of its GPUs.
 
     Args:
-        arguments: Of the operator; its own ``pool_slots`` goes before this.
+        arguments: Of the operator, its ``default_args`` among them; its own ``pool_slots`` goes before this.
         request: The request's fields, or the request as ``request``.
 
     Returns:
         The argument, or nothing where there is no pool, or ``gpus`` is known only when the task runs.
     """
-    fields = request.get("request") if isinstance(request.get("request"), Mapping) else request
-    gpus = unwrap(fields.get("gpus")) if isinstance(fields, Mapping) else None
+    defaults = arguments.get("default_args") or {}
+    arguments = {**defaults, **arguments}
+    whole = request.get("request", defaults.get("request"))
+    # One by one they are none where another task gives the whole.
+    fields = {**defaults, **request, **whole} if isinstance(whole, Mapping) else {**defaults, **request}
+    gpus = unwrap(fields.get("gpus"))
     if isinstance(gpus, str) and gpus.isascii() and gpus.isdigit():
         gpus = int(gpus)
     if arguments.get("pool") is None or arguments.get("pool_slots") is not None:

@@ -116,7 +116,8 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             **_taken(kwargs, _OF_ALL_TASKS),
         }
         of_collect = {**self._pod_options_of_collect(kwargs), **_taken(kwargs, _OF_COLLECT)}
-        kwargs = {**pool_slots(kwargs, shared), **kwargs}
+        defaults = {**getattr(self.dag, "default_args", {}), **self.default_args}
+        kwargs = {**pool_slots({"default_args": defaults, **kwargs}, shared), **kwargs}
         plan = LLMEnginePlanOperator(
             task_id="plan",
             group=str(self.group_id),

@@ -398,7 +398,13 @@ def test_it_takes_every_option_of_the_pod_operator() -> None:
     assert job.multiple_outputs
     assert set(KubernetesPodOperator.template_fields) < set(LLMEngineBatchCompletionsOperator.template_fields)
     # What both know under one name means the request's field; nothing else is taken from the pod operator.
-    own = set(signature(LLMEngineBatchCompletionsOperator.__init__).parameters)
+    mro = LLMEngineBatchCompletionsOperator.__mro__
+    own = {
+        name
+        for mixin in mro[: mro.index(KubernetesPodOperator)]
+        if "__init__" in vars(mixin)
+        for name in signature(vars(mixin)["__init__"]).parameters
+    }
     assert own & set(signature(KubernetesPodOperator.__init__).parameters) == {
         "self",
         "labels",
@@ -452,3 +458,33 @@ def test_the_group_says_in_words_what_it_does_not_take() -> None:
     for wrong, said in cases:
         with DAG("d", schedule=None), pytest.raises(RequestRefusedError, match=said):
             LLMEngineBatchCompletionsTaskGroup("g", output_data_path="/tmp/x", model_config={"model": "m"}, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slots"),
+    [
+        ({"gpus": 4, "pool": "gpus"}, 4),
+        ({"gpus": "4", "pool": "gpus"}, 4),
+        ({"gpus": 1, "pool": "gpus"}, 1),
+        ({"gpus": 4, "default_args": {"pool": "gpus"}}, 4),
+        ({"default_args": {"pool": "gpus", "gpus": 4}}, 4),
+        ({"gpus": 2, "default_args": {"pool": "gpus", "gpus": 4}}, 2),
+        ({"gpus": 4, "pool": "gpus", "pool_slots": 2}, 2),
+        ({"gpus": 4, "default_args": {"pool": "gpus", "pool_slots": 2}}, 2),
+        ({"pool": "gpus"}, 1),
+        ({"gpus": "{{ params.gpus }}", "pool": "gpus"}, 1),
+        # Slots of no pool of GPUs.
+        ({"gpus": 4}, 1),
+    ],
+)
+def test_in_a_pool_a_task_takes_a_slot_for_each_of_its_gpus(dag: DAG, arguments: dict[str, Any], slots: int) -> None:
+    assert operator(**arguments).pool_slots == slots
+    shared = {"input_data_path": "in", "model_config": MODEL, **arguments}
+    mapped = LLMEngineBatchCompletionsOperator.partial(task_id="mapped", **shared).expand(output_data_path=["a", "b"])
+    assert mapped.pool_slots == slots
+
+
+def test_so_it_does_when_the_request_is_given_whole() -> None:
+    request = {"input_data_path": "in", "output_data_path": "out", "model_config": MODEL, "gpus": 4}
+    job = LLMEngineBatchCompletionsOperator(task_id="job", request=request, pool="gpus")
+    assert job.pool_slots == 4

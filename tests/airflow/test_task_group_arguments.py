@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, Asset, TaskGroup, task
 from airflow.serialization.serialized_objects import DagSerialization
+from kubernetes.client import V1ResourceRequirements
 
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.operators.request_arguments import unwrap
@@ -124,6 +126,72 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
     assert (replicas.partial_kwargs["max_error_rate"], collect.max_error_rate) == (0.5, 0.5)
     assert (plan.outlets, collect.outlets) == ([], [output])
     assert plan.request["labels"] == collect.request["labels"] == {"team": "data"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "slots"),
+    [
+        ({"gpus": 4, "pool": "gpus"}, 4),
+        ({"gpus": "4", "pool": "gpus"}, 4),
+        ({"gpus": 4, "default_args": {"pool": "gpus"}}, 4),
+        ({"gpus": 4, "pool": "gpus", "pool_slots": 2}, 2),
+        ({"pool": "gpus"}, 1),
+        ({"gpus": "{{ params.gpus }}", "pool": "gpus"}, 1),
+        ({"gpus": 4}, 1),
+    ],
+)
+def test_only_replicas_are_in_the_pool_each_with_a_slot_for_each_of_its_gpus(
+    dag: DAG, arguments: dict[str, Any], slots: int
+) -> None:
+    group(**arguments)
+    assert task_of(dag, "teams.replicas").pool_slots == slots
+    assert [task_of(dag, f"teams.{name}").pool_slots for name in ("plan", "collect")] == [1, 1]
+
+
+def test_a_pool_of_the_whole_dag_counts_gpus_too() -> None:
+    with DAG("dag", schedule=None, default_args={"pool": "gpus"}) as dag:
+        group(gpus=4)
+    assert task_of(dag, "teams.replicas").pool_slots == 4
+
+
+def test_the_pod_that_collects_has_what_the_replicas_pods_have_but_for_gpus(dag: DAG) -> None:
+    both = {
+        "annotations": {"a": "b"},
+        "env_vars": {"A": "B"},
+        "image": "worker:1",
+        "image_pull_policy": "Never",
+        "kubernetes_conn_id": "cluster",
+        "namespace": "batch",
+        "on_finish_action": "keep_pod",
+        "service_account_name": "worker",
+        "startup_timeout_seconds": 7,
+        "termination_grace_period": 5,
+        "volumes": [],
+    }
+    of_gpus = {
+        "affinity": {"nodeAffinity": {}},
+        "container_resources": V1ResourceRequirements(limits={"nvidia.com/gpu": "4"}),
+        "node_selector": {"gpu": "h100"},
+        "priority_class_name": "high",
+        "tolerations": [],
+    }
+    of_task = {"execution_timeout": timedelta(hours=1), "queue": "big", "max_active_tis_per_dagrun": 3}
+    group(**both, **of_gpus, **of_task)
+    replicas, collect = task_of(dag, "teams.replicas"), task_of(dag, "teams.collect")
+    for name, value in {**both, **of_gpus, **of_task}.items():
+        assert replicas.partial_kwargs[name] == value, name
+    plain = task_of(dag, "teams.collect").__class__(
+        task_id="plain",
+        plan_task_id="teams.plan",
+        replicas_task_id="teams.replicas",
+        output_data_path="o",
+        input_data_path="i",
+        model_config=MODEL,
+    )
+    for name in (*of_gpus, *of_task):
+        assert getattr(collect, name) == getattr(plain, name), name
+    for name, value in both.items():
+        assert getattr(collect, name) == value, name
 
 
 def test_default_args_give_what_is_not_given(dag: DAG) -> None:
