@@ -42,6 +42,15 @@ def node_gpus(cluster: Cluster) -> Callable[[int], AbstractContextManager[None]]
 
 
 @pytest.fixture
+def silent_node(cluster: Cluster, namespace: str) -> Iterator[str]:
+    """A node without a kubelet, which takes no pods but those that are put on it by name."""
+    taint = {"key": namespace, "effect": "NoSchedule"}
+    cluster.core.create_node({"metadata": {"name": namespace}, "spec": {"taints": [taint]}})
+    yield namespace
+    cluster.core.delete_node(namespace)
+
+
+@pytest.fixture
 def shared_folder(tmp_path: Path) -> Iterator[Path]:
     """A folder for input and output, mounted into the pods at its own path.
 

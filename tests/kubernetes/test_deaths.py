@@ -329,15 +329,6 @@ def test_its_node_falls_silent(deaths: Deaths, silent_node: str) -> None:
     deaths.await_kind(name, "node_lost")
 
 
-@pytest.fixture
-def silent_node(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A node without a kubelet, which takes no pods but those that are put on it by name."""
-    taint = {"key": namespace, "effect": "NoSchedule"}
-    cluster.core.create_node({"metadata": {"name": namespace}, "spec": {"taints": [taint]}})
-    yield namespace
-    cluster.core.delete_node(namespace)
-
-
 # It is not taken
 
 
