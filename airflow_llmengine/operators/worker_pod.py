@@ -304,14 +304,28 @@ class WorkerPodMixin(_Base):
         if settings.kubernetes_conn_id and self.kubernetes_conn_id in (None, KubernetesHook.default_conn_name):
             self.kubernetes_conn_id = settings.kubernetes_conn_id
         self._has_pods = True
-        self.namespace = self.namespace or settings.namespace
+        # Pods are looked for there, too, and not only made.
+        self.namespace = self.namespace or self._template_namespace() or settings.namespace
         if settings.pod_template and not (self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
             self.pod_template_dict = settings.pod_template
+            self.namespace = self.namespace or self._template_namespace()
         if not (self.image or settings.image or self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
             raise ConnectionUnusableError(
                 f"There is no worker image: give it in the field image of the connection {self.llmengine_conn_id}, or "
                 "as the argument image."
             )
+
+    def _template_namespace(self) -> str | None:
+        """The namespace that the pod's template names."""
+        from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+
+        templates = [self.full_pod_spec]
+        if self.pod_template_file:
+            templates.append(PodGenerator.deserialize_model_file(self.pod_template_file))
+        elif self.pod_template_dict:
+            templates.append(PodGenerator.deserialize_model_dict(self.pod_template_dict))
+        named = (pod.metadata.namespace for pod in templates if pod is not None and pod.metadata is not None)
+        return next(filter(None, named), None)
 
     def _refuse_without_pods(self) -> None:
         """Refuse arguments that only mean something for pods."""
