@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 NEVER_STARTS = ("image_unavailable", "misconfigured")
 """Kinds of a diagnosis after which a pod that waits would wait for ever."""
 
-Which = Literal["at_work", "succeeded"]
-"""Which pods are deleted: those at work, or also those that have succeeded. Failed ones are kept to be looked at."""
+Which = Literal["at_work", "ended"]
+"""Which pods are deleted: those at work, or also those that have ended, as the launching task says: by default failed
+ones are kept to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class JobPods:
         from airflow_llmengine.kube.reattach import is_active
 
         for pod in seen.pods:
-            wanted = is_active(pod) or (which == "succeeded" and pod.status.phase == "Succeeded")
+            wanted = is_active(pod) or (which == "ended" and self._has_had_its_day(pod))
             if not wanted or pod.metadata.deletion_timestamp is not None:
                 continue
             try:
@@ -190,6 +191,12 @@ class JobPods:
         return now > self.handed_over.start_by or (
             diagnose(pod, (), container=self.handed_over.container).kind in NEVER_STARTS
         )
+
+    def _has_had_its_day(self, pod: V1Pod) -> bool:
+        """Whether a pod that has ended is of no use any more, by the launching task's ``on_finish_action``."""
+        if pod.status.phase == "Succeeded":
+            return self.handed_over.on_finish_action in ("delete_succeeded_pod", "delete_pod")
+        return self.handed_over.on_finish_action == "delete_pod"
 
     def _diagnosis(self, seen: SeenPods) -> Diagnosis:
         from kubernetes.client import V1ObjectMeta, V1Pod

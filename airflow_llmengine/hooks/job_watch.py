@@ -132,7 +132,7 @@ class JobWatch:
         return Look(decision, status, pods)
 
     def pods_failure(self, look: Look, status: JobStatus) -> LLMEngineError:
-        """Say what the pods died of, after a look with the outcome ``pods_ended``; and delete those that never started.
+        """Say what the pods died of, after a look with the outcome ``pods_ended``; and delete those of no more use.
 
         Args:
             look: What the look came to.
@@ -141,7 +141,8 @@ class JobWatch:
         if self._pods is None:
             raise RuntimeError("No pods were looked at.")
         failure = self._pods.failure(look.pods, status)
-        self._pods.delete(look.pods, "at_work")
+        # Also those that hang on, and those that will never start.
+        self._pods.delete(look.pods, "ended")
         return failure
 
     def _look_at_pods(self, hook: LLMEngineHook, status: JobStatus, now: float) -> SeenPods:
@@ -163,7 +164,7 @@ class JobWatch:
         if self._pods is None or decision.outcome in ("timeout", "pods_ended"):
             return
         if decision.outcome != "deadline" or self._on_timeout == "cancel":
-            self._pods.delete(pods, "succeeded" if decision.outcome == "finished" else "at_work")
+            self._pods.delete(pods, "ended" if decision.outcome == "finished" else "at_work")
 
     def _cancel(self, hook: LLMEngineHook, status: JobStatus) -> None:
         if self._on_timeout == "cancel" and status.handle is not None and status.job and status.cancelled is None:

@@ -393,6 +393,7 @@ class WorkerPodMixin(_Base):
             container=self.base_container_name,
             server=self.client.api_client.configuration.host,
             start_by=time.time() + self.schedule_timeout_seconds + self.startup_timeout_seconds,
+            on_finish_action=self.on_finish_action.value,
         )
 
     def _begin_pod(

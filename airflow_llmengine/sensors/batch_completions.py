@@ -69,7 +69,8 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
       output over, it deletes the pod, whose worker saves its work within the pod's grace period.
     - When the pod has died, is gone, or can never start, while the job has not finished, it fails at once, with the
       exception that says what happened to the pod, and says which tasks to clear. A retry of the sensor does not make a
-      new pod. A pod that has failed is kept to be looked at, as long as ``[llmengine] finished_pod_ttl_seconds`` says.
+      new pod. A pod that has failed is kept to be looked at, as long as ``[llmengine] finished_pod_ttl_seconds`` says,
+      unless the launching task's ``on_finish_action`` says otherwise.
     - When the sensor itself is killed, cleared, or ends by its ``timeout``, it leaves the pod alone: a retry waits on.
       What bounds the pod then is the job's deadline, at which Kubernetes ends it.
 

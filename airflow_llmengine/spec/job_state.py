@@ -139,10 +139,12 @@ class HandedOverPod(StateDocument):
     pod: str = Field(pattern=r"^[a-z0-9.-]{1,253}$")
     container: str = Field(pattern=r"^[a-z0-9-]{1,63}$")
     """The worker's container in it."""
-    server: str
+    server: str = Field(pattern=r"^[!-~]{0,300}$")
     """Where the cluster's API is, as that task reached it: elsewhere, a pod that is not found may yet be at work."""
     start_by: Moment
     """Seconds since the epoch by which the pod must have started."""
+    on_finish_action: str = Field(default="delete_succeeded_pod", pattern=r"^[a-z_]{1,50}$")
+    """What becomes of the pod when it has ended, in the words of KubernetesPodOperator."""
 
 
 class Claim(StateDocument):

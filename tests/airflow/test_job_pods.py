@@ -156,8 +156,24 @@ def test_those_at_work_are_deleted_with_their_own_grace_and_failed_ones_are_kept
     pods.delete(pods.look("one", NOW), "at_work")
     assert set(api.pods) == {"succeeded", "failed", "going", "somebody-elses"}
     assert [options["grace"] for verb, options in api.calls if verb == "delete"] == [None, None]
-    pods.delete(pods.look("one", NOW), "succeeded")
+    pods.delete(pods.look("one", NOW), "ended")
     assert set(api.pods) == {"failed", "going", "somebody-elses"}
+
+
+@pytest.mark.parametrize(
+    ("action", "left"),
+    [
+        ("delete_succeeded_pod", {"failed"}),
+        ("delete_pod", set()),
+        ("keep_pod", {"succeeded", "failed"}),
+        ("delete_active_pod", {"succeeded", "failed"}),
+    ],
+)
+def test_what_has_ended_is_kept_as_the_launching_task_says(action: str, left: set[str]) -> None:
+    api = ScriptedApi(ours(), ours("succeeded", "Succeeded", ended=NOW), ours("failed", "Failed", ended=NOW))
+    pods = watched(api, on_finish_action=action)
+    pods.delete(pods.look("one", NOW), "ended")
+    assert set(api.pods) == left
 
 
 def test_a_pod_that_may_not_be_deleted_is_told_and_no_reason_to_fail(caplog: pytest.LogCaptureFixture) -> None:
