@@ -170,6 +170,10 @@ class PodJob:
     def pods(self) -> list[Any]:
         return self.cluster.pods(self.namespace)
 
+    def kept(self) -> list[Any]:
+        """The pods that nobody has deleted. One that never started may show for a minute after that."""
+        return [pod for pod in self.pods() if pod.metadata.deletion_timestamp is None]
+
     def generations(self) -> Counter[int]:
         """How often each record was generated, over all pods."""
         lines = self.generated.read_text().splitlines() if self.generated.exists() else []

@@ -65,15 +65,24 @@ def test_no_node_has_its_gpus(pod_job: PodJob) -> None:
     state, log = pod_job.run()
     assert state == "up_for_retry", log
     assert "PodUnschedulableError" in log
-    wait_until(lambda: not pod_job.pods())
+    assert not pod_job.kept()
 
 
 def test_there_is_no_such_image(pod_job: PodJob) -> None:
-    pod_job.arguments |= {"image": "local/no-such-image:1", "termination_grace_period": 1}
+    pod_job.arguments["image"] = "local/no-such-image:1"
     state, log = pod_job.run()
     assert state == "failed", log
     assert "ImageUnavailableError" in log
-    wait_until(lambda: not pod_job.pods())
+    assert not pod_job.kept()
+
+
+def test_there_is_no_such_secret(pod_job: PodJob) -> None:
+    pod_job.settings |= {"pod_credentials": "pod", "cluster": {"accelerator": "none", "credentials_secret": "keys"}}
+    state, log = pod_job.run()
+    assert state == "failed", log
+    assert "PodMisconfiguredError" in log
+    assert 'secret "keys" not found' in log
+    assert not pod_job.kept()
 
 
 def test_a_used_up_quota_is_waited_for(pod_job: PodJob) -> None:
@@ -105,11 +114,10 @@ def test_an_account_that_may_not_look_for_pods(pod_job: PodJob) -> None:
 
 
 def test_an_account_that_may_not_make_the_secret_leaves_no_pod_that_waits_for_it(pod_job: PodJob) -> None:
-    pod_job.arguments["termination_grace_period"] = 1
     use_account(pod_job, "pods", "pods/log", "events")
     state, log = pod_job.run()
     assert state == "failed", log
     assert "PodRejectedError" in log
     assert "may not create secrets" in log
     assert len(pod_job.watch.names) == 1
-    wait_until(lambda: not pod_job.pods())
+    assert not pod_job.kept()
