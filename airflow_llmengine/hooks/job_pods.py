@@ -36,6 +36,8 @@ class SeenPods:
     state: PodsState = "unknown"
     pods: list[V1Pod] = field(default_factory=list)
     """The job's pods that were handed over, of whichever series of attempts."""
+    fault: str = ""
+    """Why they could not be looked at, as a sentence."""
 
 
 NO_PODS = SeenPods()
@@ -84,10 +86,10 @@ class JobPods:
         except _CannotLookError as error:
             self._client = None
             self._warn(
-                f"The job's pods can't be looked at: {error} Until they can, the job's files alone tell how it goes, "
+                f"The job's pods can't be looked at. {error} Until they can, the job's files alone tell how it goes, "
                 "and its pods end by themselves at its deadline at the latest."
             )
-            return NO_PODS
+            return SeenPods(fault=str(error))
         return SeenPods(self._state(found, series, now), found)
 
     def delete(self, seen: SeenPods, which: Which) -> None:
@@ -146,7 +148,8 @@ class JobPods:
                     f"Airflow may not list pods in the namespace {self.handed_over.namespace}. Grant it list, get and "
                     "delete of pods there."
                 ) from None
-            raise _CannotLookError(f"{_reason(error)}.") from None
+            reason = _reason(error)
+            raise _CannotLookError(f"{reason[0].upper()}{reason[1:]}.") from None
         wanted = handed_over_annotations(self.handle)
         return [pod for pod in pods.items if _has(pod, wanted)]
 

@@ -21,6 +21,7 @@ from airflow_llmengine.exceptions import (
     JobCancelledError,
     JobSupersededError,
     LLMEngineError,
+    PodFailedError,
     RequestRefusedError,
     ResultMissingError,
     TaskKilledError,
@@ -150,6 +151,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         self._watch: JobWatch | None = None
         self._hook: LLMEngineHook | None = None
         self._ended_by_airflow = False
+        self._told: str | None = None
         self._refuse_early()
         if start_from_trigger:
             self.start_trigger_args = self._start_trigger_args()
@@ -169,6 +171,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         if "error" in event:
             with self._soft_fail():
                 raise getattr(exceptions, event["error"], LLMEngineError)(event["message"])
+        self._told = event.get("outcome")
         return self._look_or_defer(context, first_look=event.get("first_look"), not_before=event.get("now", 0.0))
 
     def poke(self, context: Context) -> bool | PokeReturnValue:
@@ -222,6 +225,13 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
 
     def _conclude(self, hook: LLMEngineHook, watch: JobWatch, look: Look) -> dict[str, Any] | None:
         decision, status = look.decision, look.status
+        if decision.outcome == "wait" and self._told == "pods_ended" and look.pods.fault and status is not None:
+            # Deferred again, the trigger would say the same at once.
+            owner = "the task that launches it" if status.job is None else status.job.owner
+            raise PodFailedError(
+                "The triggerer found that all pods of the job have ended, and the job is not done. What became of them "
+                f"can't be told here: {look.pods.fault} {KEPT}; to go on, clear {owner}, and this task."
+            )
         if decision.outcome == "wait" or status is None:
             return None
         path = watch.job if isinstance(watch.job, str) else watch.job["path"]

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import V1ContainerState, V1ContainerStateWaiting, V1ContainerStatus
 
-from airflow_llmengine.exceptions import PodDeletedError, ResultMissingError, WorkerDiedError
+from airflow_llmengine.exceptions import PodDeletedError, PodFailedError, ResultMissingError, WorkerDiedError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.job_decision import POD_END_SECONDS, Terms
 from airflow_llmengine.hooks.job_pods import JobPods, SeenPods
@@ -21,6 +22,7 @@ from airflow_llmengine.spec.job_state import HandedOverPod, JobDocument, JobHand
 from airflow_llmengine.storage.status import JobStatus
 from tests.airflow.cluster_double import CONTAINER, NAMESPACE, SERVER, ScriptedApi, a_pod, refusal
 from tests.airflow.operators_in_tests import connection
+from tests.airflow.test_sensor import context, sensor
 from tests.worker.jobs import Job
 
 NOW = 10_000.0
@@ -122,15 +124,14 @@ def test_a_cluster_that_does_not_answer_is_told_once_and_asked_again(caplog: pyt
     api, told = ScriptedApi(ours()), list[str]()
     api.troubles["list"].extend([refusal(503, "Service Unavailable"), refusal(503, "Service Unavailable")])
     pods = watched(api, told)
-    assert pods.look("one", NOW) == SeenPods()
-    pods._client = api
+    assert pods.look("one", NOW) == SeenPods(fault="The Kubernetes API answers 503 Service Unavailable.")
     # Another process of a rescheduled sensor, which is given what was told.
     pods = watched(api, told)
-    assert pods.look("one", NOW) == SeenPods()
+    assert pods.look("one", NOW).state == "unknown"
     pods._client = api
     assert pods.look("one", NOW).state == "at_work"
     (warning,) = caplog.records
-    assert "The job's pods can't be looked at: the Kubernetes API answers 503" in warning.getMessage()
+    assert "The job's pods can't be looked at. The Kubernetes API answers 503" in warning.getMessage()
     # A look is one try: the next one follows soon.
     assert api.verbs() == ["list"] * 3
 
@@ -139,7 +140,7 @@ def test_a_connection_that_is_not_defined_is_no_reason_to_fail(caplog: pytest.Lo
     pods = watched(ScriptedApi())
     pods._client = None
     pods._settings = ConnectionSettings(launcher="kubernetes", kubernetes_conn_id="nowhere")
-    assert pods.look("one", NOW) == SeenPods()
+    assert pods.look("one", NOW).state == "unknown"
     assert "The Kubernetes connection nowhere can't be used" in caplog.records[0].getMessage()
 
 
@@ -265,3 +266,23 @@ def test_the_cluster_is_not_asked_where_there_is_no_pod_of_the_sensors(
     else:
         hand_over(job, handle.model_copy(update={"generation": 7}))
     assert look(job) == "wait"
+
+
+def test_what_the_triggerer_saw_counts_where_the_task_may_not_look(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deferred again, the trigger would fire at once, and so on for ever."""
+    faults = ["Airflow may not list pods."]
+    monkeypatch.setattr(JobPods, "look", lambda *_arguments: SeenPods(fault=faults[0]))
+
+    def wake(outcome: str) -> None:
+        sensor(str(job.output), deferrable=True).execute_complete(
+            context(), {"outcome": outcome, "now": 0.0, "first_look": 0.0}
+        )
+
+    with pytest.raises(PodFailedError, match=r"Airflow may not list pods\. .* clear dag/launch, and this task\."):
+        wake("pods_ended")
+    with pytest.raises(TaskDeferred):
+        wake("cancelled")
+    # It can look, and the job is launched again.
+    faults[0] = ""
+    with pytest.raises(TaskDeferred):
+        wake("pods_ended")
