@@ -27,6 +27,9 @@ VARIABLES = (
     "AWS_SESSION_TOKEN",
 )
 
+# Each starts worker processes.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:

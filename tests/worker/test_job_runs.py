@@ -16,6 +16,9 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from tests.waiting import wait_until
 from tests.worker.jobs import Job, text_of
 
+# Each starts worker processes.
+pytestmark = pytest.mark.slow
+
 
 def test_a_job_ends_with_output_manifest_and_no_scratch(tmp_path: Path) -> None:
     job = Job(tmp_path, ["one", "two", "three"])
@@ -88,7 +91,6 @@ def test_openai_batch_lines_are_answered_as_such(tmp_path: Path) -> None:
     assert third["response"]["body"]["object"] == "chat.completion"
 
 
-@pytest.mark.slow
 def test_three_prompts_on_four_replicas(tmp_path: Path) -> None:
     """Case 1: exactly three rows; a replica without a share loads no engine."""
     job = Job(tmp_path, ["one", "two", "three"], data_parallelism=4)
@@ -262,7 +264,6 @@ def test_a_signal_while_the_engine_loads_ends_at_once(tmp_path: Path) -> None:
     assert job.run().returncode == ExitCode.DONE
 
 
-@pytest.mark.slow
 def test_the_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=4)
     started = time.monotonic()
@@ -274,7 +275,6 @@ def test_the_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
     assert_kept_and_completed(job)
 
 
-@pytest.mark.slow
 def test_a_deadline_shorter_than_the_model_takes_to_load_ends_the_worker(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=2)
     done = job.run(LLMENGINE_ECHO_LOAD_SECONDS="60")
@@ -282,7 +282,6 @@ def test_a_deadline_shorter_than_the_model_takes_to_load_ends_the_worker(tmp_pat
     assert "max_runtime_sec" in done.stderr
 
 
-@pytest.mark.slow
 def test_retries_of_one_series_share_one_deadline(tmp_path: Path) -> None:
     job = slow_job(tmp_path, max_runtime_sec=3)
     assert job.run("--series", "a", **SLOWLY).returncode == ExitCode.PARTIAL
@@ -293,8 +292,6 @@ def test_retries_of_one_series_share_one_deadline(tmp_path: Path) -> None:
     assert job.run("--series", "b").returncode == ExitCode.DONE
 
 
-@pytest.mark.slow
-@pytest.mark.slow
 def test_cancel_keeps_what_is_finished(tmp_path: Path) -> None:
     job = slow_job(tmp_path)
     worker = job.start(**SLOWLY)
@@ -308,7 +305,6 @@ def test_cancel_keeps_what_is_finished(tmp_path: Path) -> None:
     assert_kept_and_completed(job)
 
 
-@pytest.mark.slow
 def test_a_superseded_worker_stops_before_its_next_commit(tmp_path: Path) -> None:
     job = slow_job(tmp_path)
     worker = job.start("--chunk-records", "4", **SLOWLY)
@@ -334,7 +330,6 @@ def test_a_record_that_brings_the_engine_down_is_found_out(tmp_path: Path) -> No
     assert done.stderr.count("starting it again") == 3
 
 
-@pytest.mark.slow
 def test_two_records_that_bring_the_engine_down_beside_one_another(tmp_path: Path) -> None:
     job = Job(tmp_path, ["row", "llmengine-echo:die", "row", "llmengine-echo:die", "row"] * 2)
     done = job.run(LLMENGINE_ECHO_SECONDS_PER_RECORD="0.01")
@@ -343,7 +338,6 @@ def test_two_records_that_bring_the_engine_down_beside_one_another(tmp_path: Pat
     assert job.manifest().failures == {"engine_crash": 4}
 
 
-@pytest.mark.slow
 def test_a_record_that_kills_the_whole_worker_is_found_out(tmp_path: Path) -> None:
     """As a pod that runs out of memory: nothing is left to tell but the claims."""
     job = Job(tmp_path, [f"row {index}" for index in range(10)] + ["llmengine-echo:kill"] + ["row"] * 10)
@@ -404,7 +398,6 @@ def test_the_end_of_the_launchers_pipe_ends_the_worker_with_its_work_saved(tmp_p
     assert_kept_and_completed(job)
 
 
-@pytest.mark.slow
 def test_an_input_replaced_in_mid_run_is_an_error(tmp_path: Path) -> None:
     job = slow_job(tmp_path)
     worker = job.start(**SLOWLY)
@@ -428,7 +421,6 @@ def test_another_worker_with_the_weights_replaced_is_refused(tmp_path: Path) -> 
     assert "sha256:other" in done.stderr
 
 
-@pytest.mark.slow
 def test_several_records_that_kill_the_whole_worker_are_found_out_one_after_the_other(tmp_path: Path) -> None:
     """Each costs two attempts; what was found out and finished is not lost with the next."""
     prompts = [f"row {index}" for index in range(12)]
@@ -446,7 +438,6 @@ def generated(job: Job, count: int) -> bool:
     return job.generations().total() >= count
 
 
-@pytest.mark.slow
 def test_a_record_that_was_alone_when_its_worker_was_killed_for_another_reason_is_tried_again(tmp_path: Path) -> None:
     """A pool of preemptible nodes takes three workers over one chunk; no record is at fault."""
     job = Job(tmp_path, [f"row {index}" for index in range(12)])
@@ -463,7 +454,6 @@ def test_a_record_that_was_alone_when_its_worker_was_killed_for_another_reason_i
     assert max(job.generations().values()) <= 4
 
 
-@pytest.mark.slow
 def test_a_record_that_killed_the_worker_is_not_tried_again(tmp_path: Path) -> None:
     job = Job(tmp_path, [f"row {index}" for index in range(5)] + ["llmengine-echo:kill"])
     replicas = ("--series", "one", "--replica", "0", "--replicas", "2")
