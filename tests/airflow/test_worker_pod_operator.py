@@ -5,14 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kubernetes.client import models as k8s
+from kubernetes.client.exceptions import ApiException
 
+from airflow_llmengine.exceptions import ClusterUnavailableError, TaskKilledError
+from airflow_llmengine.hooks import pods
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from tests.airflow.operators_in_tests import EchoJob, connection, run
+from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+from airflow_llmengine.operators.worker_pod import WorkerEnd
+from airflow_llmengine.spec.job_state import JobHandle
+from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
 
 def a_template(namespace: str) -> dict[str, Any]:
@@ -76,3 +85,82 @@ def test_whether_tasks_are_deferred_is_airflows_setting(default: str) -> None:
         text=True,
     )
     assert done.stdout.splitlines()[-1:] == [f"[{default}, True]"], done.stderr
+
+
+class ApiDouble:
+    """Stands for an API server that says the same of every pod: it is gone, or the server is away."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.deleted: list[str] = []
+
+    def read_namespaced_pod(self, *_arguments: Any, **_options: Any) -> Any:
+        raise ApiException(status=self.status, reason="as the test wants it")
+
+    get_pod = read_namespaced_pod
+
+    def list_namespaced_event(self, *_arguments: Any, **_options: Any) -> Any:
+        return SimpleNamespace(items=[])
+
+    def delete_namespaced_pod(self, name: str, **_options: Any) -> None:
+        self.deleted.append(name)
+
+
+class Woken(LLMEngineBatchCompletionsOperator):
+    """Gives how the pod ended as its result."""
+
+    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> Any:
+        return end
+
+
+@pytest.fixture
+def woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Woken:
+    """A task whose trigger has fired."""
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(launcher="kubernetes", image="worker:1"))
+    monkeypatch.setattr(pods, "patiently", lambda call: call)
+    return Woken(
+        task_id="job", input_data_path="in.json", output_data_path="out.json", model_config={"model": "stand-in"}
+    )
+
+
+def wake(operator: Woken, api: ApiDouble, status: str) -> Any:
+    operator.__dict__["hook"] = operator.__dict__["client"] = api
+    attempt = WorkerAttempt(
+        handle=JobHandle(path="out.json", fingerprint="0" * 24, generation=1),
+        owner="dag/job",
+        series="dag/run/job/-1/2",
+        deadline=time.time() + 3600,
+        max_error_rate=None,
+    )
+    event = {"status": status, "name": "job-1", "namespace": "gpus", "message": "it says"}
+    return operator.trigger_reentry(task_context(), event, attempt=attempt.encode())
+
+
+def test_a_pod_that_was_seen_to_succeed_and_is_gone_by_now_has_succeeded(woken: Woken) -> None:
+    assert wake(woken, ApiDouble(404), "success").done
+
+
+@pytest.mark.parametrize("status", ["failed", "timeout", "error"])
+def test_a_pod_that_is_gone_otherwise_was_deleted(woken: Woken, status: str) -> None:
+    end = wake(woken, ApiDouble(404), status)
+    assert not end.done
+    assert end._diagnosis.kind == "deleted"
+    assert "job-1 is gone" in end._diagnosis.sentence
+
+
+def test_a_pod_that_cannot_be_asked_for_is_not_said_to_be_gone(woken: Woken) -> None:
+    with pytest.raises(ClusterUnavailableError):
+        wake(woken, ApiDouble(503), "failed")
+
+
+def test_a_kill_while_the_task_wakes_up_deletes_its_pod(woken: Woken) -> None:
+    api = ApiDouble(404)
+
+    def killed(*_arguments: Any) -> Any:
+        woken.on_kill()
+        raise ApiException(status=503)
+
+    api.get_pod = killed  # type: ignore[method-assign]
+    with pytest.raises(TaskKilledError):
+        wake(woken, api, "error")
+    assert api.deleted == ["job-1"]
