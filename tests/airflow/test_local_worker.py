@@ -103,7 +103,8 @@ def test_log_lines_come_at_their_level_and_foreign_ones_at_debug() -> None:
     script = """
         import json, sys
         for level in ("INFO", "WARNING", "ERROR"):
-            print(json.dumps({"level": level, "logger": "airflow_llmengine", "message": f"{level} with ü"}), file=sys.stderr)
+            line = {"level": level, "logger": "airflow_llmengine", "message": f"{level} with ü"}
+            print(json.dumps(line), file=sys.stderr)
         print("some library quotes: PROMPT", file=sys.stderr)
         print("y" * 3_000_000, file=sys.stderr)
         sys.stderr.buffer.write(b"\\xff no newline")
