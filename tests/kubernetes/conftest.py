@@ -97,6 +97,8 @@ def airflow_of_pods(home: Path, database: bytes) -> Iterator[TaskServer]:
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
         # What is encrypted could not be searched for secrets.
         "AIRFLOW__CORE__FERNET_KEY": "",
+        # A task learns of a clear by its supervisor's next heartbeat.
+        "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
     }
     with task_server(environment) as server:
         yield server

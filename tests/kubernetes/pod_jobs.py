@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,8 @@ class PodJob:
             yield
         finally:
             for worker in workers:
-                worker.resume()
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
 
     def _workers(self) -> list[psutil.Process]:
         """The processes in the job's pods, as this machine, which is their node, sees them."""

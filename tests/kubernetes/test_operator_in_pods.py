@@ -134,6 +134,18 @@ def test_cleared_and_run_again_while_the_pod_is_in_its_grace(job: PodJob) -> Non
     assert len(job.watch.names) == 2
 
 
+def test_an_execution_timeout(job: PodJob) -> None:
+    job.set_speed(1)
+    job.arguments["execution_timeout"] = 8
+    state, log = job.run()
+    assert state == "up_for_retry", log
+    assert "AirflowTaskTimeout" in log
+    assert not job.kept()
+    assert job.output() is None
+    del job.arguments["execution_timeout"]
+    finish(job, stopped=1)
+
+
 def test_max_runtime_sec_too_short_and_a_new_series(job: PodJob) -> None:
     job.set_speed(0.5)
     job.arguments["max_runtime_sec"] = 20

@@ -15,6 +15,8 @@ from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompleti
 given: dict[str, Any] = json.loads(os.environ.get("TEST_ARGUMENTS", '{"input_data_path": "input.jsonl"}'))
 if "container_resources" in given:
     given["container_resources"] = V1ResourceRequirements(**given["container_resources"])
+if "execution_timeout" in given:
+    given["execution_timeout"] = timedelta(seconds=given["execution_timeout"])
 
 with DAG("pod_job", schedule=None):
     LLMEngineBatchCompletionsOperator(
