@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.cncf.kubernetes.utils.pod_manager import (
     AsyncPodManager,
     PodLaunchTimeoutException,
+    PodLoggingStatus,
     PodManager,
 )
 from urllib3.exceptions import HTTPError
@@ -34,6 +35,10 @@ UNSTARTABLE_SECONDS = 10.0
 """So long a container may name what does not exist, a Secret for example, before nobody waits for it any more. The pod
 operator would wait for as long as a node may take to pull an image."""
 
+LOOK_SECONDS = 2.0
+"""Between two looks at a container whose log can't be followed."""
+
+UNAUTHORIZED = 401
 GONE = 404
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
@@ -119,6 +124,26 @@ class WorkerPodManager(PodManager):
                 raise
             # The parent takes this for a connection that broke.
             raise HTTPError(_reason(error)) from None
+
+    def fetch_container_logs(self, pod: V1Pod, container_name: str, **options: Any) -> PodLoggingStatus:
+        """Follow the log until the container ends. Where the log may not be read, wait without it."""
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            return super().fetch_container_logs(pod, container_name, **options)
+        except ApiException as error:
+            # With new credentials the pod operator tries again.
+            if error.status == UNAUTHORIZED:
+                raise
+            reason = _reason(error)
+        # Raises if it is the pod that is not there.
+        running = self.container_is_running(pod, container_name)
+        if running:
+            self.log.warning("The log of the pod %s can't be read (%s): waiting without it.", pod.metadata.name, reason)
+        while running and not self.is_ended():
+            time.sleep(LOOK_SECONDS)
+            running = self.container_is_running(pod, container_name)
+        return PodLoggingStatus(running=running, last_log_time=None)
 
     def _log_message(
         self,

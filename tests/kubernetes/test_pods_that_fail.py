@@ -46,6 +46,14 @@ def use_account(job: PodJob, *resources: str) -> None:
     grant(job.cluster, job.namespace, "airflow", rules)
 
 
+def test_an_account_that_may_not_read_logs_waits_without_them(pod_job: PodJob) -> None:
+    use_account(pod_job, "pods", "secrets")
+    state, log = pod_job.run()
+    assert state == "success", log
+    assert "can't be read (Forbidden): waiting without it" in log
+    assert pod_job.is_complete()
+
+
 def test_killed_for_its_memory_while_it_loads(pod_job: PodJob) -> None:
     pod_job.arguments |= {
         "cmds": [sys.executable, "-c", EATS_MEMORY],
