@@ -45,6 +45,15 @@ class DeferredJob:
         )
         return str(rows[0][0]) if rows else "none"
 
+    def pod_of(self, map_index: int) -> str:
+        """The name of the pod that was made for a mapped task."""
+        (name,) = {
+            str(pod["metadata"]["name"])
+            for pod in self.job.watch.seen
+            if pod["metadata"]["labels"].get("map_index") == str(map_index)
+        }
+        return name
+
     def wait_for_state(self, state: str, task_id: str = "job", map_index: int = -1) -> None:
         self.wait_for(lambda: self.state(task_id, map_index) == state)
 

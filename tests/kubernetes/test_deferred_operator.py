@@ -16,11 +16,14 @@ from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.conftest import airflow_of_pods
 from tests.kubernetes.deferred_jobs import DeferredJob
 from tests.kubernetes.host_python import HostPython
-from tests.kubernetes.pod_jobs import ONE_A_CHUNK, RECORDS, WORD, PodJob
+from tests.kubernetes.pod_jobs import ONE_A_CHUNK, WORD, PodJob
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow, pytest.mark.scheduler]
+
+RECORDS = 40
+"""Enough for something to happen meanwhile: half a second each, mostly."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +70,7 @@ def triggerer(started_triggerer: Triggerer) -> Triggerer:
 @pytest.fixture
 def deferred(pod_job: PodJob, triggerer: Triggerer) -> DeferredJob:
     """A job of the DAG ``pod_job``; its task is deferred."""
+    pod_job.put_input(RECORDS)
     return DeferredJob(pod_job, triggerer, "pod_job")
 
 
@@ -96,8 +100,11 @@ def test_a_job_is_waited_for_in_a_triggerer(deferred: DeferredJob) -> None:
     deferred.wait_for_state("deferred")
     deferred.wait_for_trigger_log("left")
     kept = deferred.kept()
+    # Should no triggerer live when it is time, the scheduler does something.
+    ((timeout,),) = deferred.rows("SELECT trigger_timeout FROM task_instance WHERE run_id = ?", job.run_id)
+    assert timeout is not None
     assert scheduler.states() == {"job": ["success"]}, scheduler.log() + deferred.trigger_log()
-    assert job.is_complete()
+    assert job.is_complete(RECORDS)
     lines = re.findall(r"(\d+) of (?:\d+|\?) records done, [0-9.]+ records/s, \d+ tokens/s", deferred.trigger_log())
     assert lines, deferred.trigger_log()
     assert re.search(rf"of {RECORDS} records done.*about 0:0\d:\d\d left", deferred.trigger_log())
@@ -126,7 +133,7 @@ def test_a_triggerer_that_is_killed_and_started_again_goes_on_with_the_pod(defer
     deferred.triggerer.start()
     deferred.wait_for_trigger_log("starting", 2)
     assert scheduler.states() == {"job": ["success"]}, scheduler.log() + deferred.trigger_log()
-    assert job.is_complete()
+    assert job.is_complete(RECORDS)
     assert job.generations().total() == RECORDS
     assert len(job.watch.names) == 1
     assert deferred.trigger_log().count("Trigger fired event") == 1
@@ -162,7 +169,7 @@ def test_a_task_that_is_cleared_ends_its_pod_and_the_next_attempt_waits_for_that
     assert "invoking on_kill" in deferred.trigger_log()
     assert f"Waiting for the pod {first} of an earlier attempt to end" in scheduler.log()
     assert "Resuming job" in scheduler.log()
-    assert job.is_complete()
+    assert job.is_complete(RECORDS)
     assert len(job.watch.names) == 2
     assert job.watch.most_at_work == 1
     # The record that was being made when the worker was told to stop may have been made twice.
@@ -185,14 +192,15 @@ def test_a_task_that_is_marked_as_failed_ends_its_pod_and_no_other(
     group.wait_for_trigger_log("records done", 2)
     job.wait_for_records(5)
     group.start("fail:group.replicas:0").end()
-    by_index = {pod.metadata.labels.get("map_index"): pod.metadata.name for pod in job.pods()}
-    job.cluster.wait_until_gone(job.namespace, by_index["0"])
-    assert job.cluster.pod(job.namespace, by_index["1"]).metadata.deletion_timestamp is None
+    killed, spared = (group.pod_of(index) for index in range(2))
+    job.cluster.wait_until_gone(job.namespace, killed)
     assert job.cluster.pod(job.namespace, "other").metadata.deletion_timestamp is None
     states = scheduler.states()
     assert sorted(states["group.replicas"]) == ["failed", "success"], scheduler.log() + group.trigger_log()
     assert states["group.collect"] == ["success"], scheduler.log() + group.trigger_log()
-    assert job.is_complete()
+    assert group.trigger_log().count("Trigger fired event") == 2
+    assert job.watch.last(spared)["status"]["phase"] == "Succeeded"
+    assert job.is_complete(RECORDS)
     assert job.generations().total() <= RECORDS + 1
 
 
@@ -208,7 +216,7 @@ def test_the_pod_deleted_from_outside(deferred: DeferredJob) -> None:
     assert "PodDeletedError" in scheduler.log()
     assert "Traceback" not in deferred.trigger_log()
     assert "Resuming job" in scheduler.log()
-    assert job.is_complete()
+    assert job.is_complete(RECORDS)
     assert job.generations().total() <= RECORDS + 1
     assert job.watch.most_at_work == 1
 
@@ -226,7 +234,7 @@ def test_a_trigger_that_times_out_ends_the_pod_and_a_retry_resumes(deferred: Def
     assert scheduler.states() == {"job": ["success"]}, scheduler.log() + deferred.trigger_log()
     assert "TaskDeferralTimeout" in scheduler.log()
     assert "Nobody watches the pod" in scheduler.log()
-    assert job.is_complete()
+    assert job.is_complete(RECORDS)
     assert job.watch.most_at_work == 1
     assert job.generations().total() <= RECORDS + 1
     wait_until(lambda: not job.pods())
