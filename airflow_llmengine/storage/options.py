@@ -16,6 +16,8 @@ def laid_over(below: Mapping[str, Mapping[str, Any]], above: Mapping[str, Mappin
         known = merged.setdefault(protocol, {})
         for name, value in values.items():
             standing = known.get(name)
-            both = isinstance(standing, Mapping) and isinstance(value, Mapping)
-            known[name] = {**standing, **value} if both else value
+            if isinstance(standing, Mapping) and isinstance(value, Mapping):
+                known[name] = {**standing, **value}
+            else:
+                known[name] = value
     return merged
