@@ -117,6 +117,7 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
         "airflow_llmengine.operators.launching",
         "airflow_llmengine.operators.mapping",
         "airflow_llmengine.operators.request_arguments",
+        "airflow_llmengine.operators.task_pods",
         "airflow_llmengine.operators.worker_pod",
         "airflow_llmengine.operators.worker_task",
         "airflow_llmengine.spec",

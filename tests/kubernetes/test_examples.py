@@ -70,19 +70,15 @@ def test_the_quickstart_with_a_real_model(
     assert not cluster.pods(namespace)
 
 
-@pytest.mark.engine
-@pytest.mark.timeout(900)
-def test_the_replicas_deferred_with_a_real_model(
-    cluster: Cluster, namespace: str, shared_folder: Path, home: Path, model: Path
-) -> None:
-    pods = HostPython(shared=(shared_folder,), read=(model,))
+@pytest.mark.timeout(600)
+def test_the_replicas_deferred(cluster: Cluster, namespace: str, shared_folder: Path, home: Path) -> None:
+    pods = HostPython(shared=(shared_folder,))
     printed = dags_test(
         home,
         "llmengine_replicas",
-        AIRFLOW_CONN_LLMENGINE_DEFAULT=on_cluster(namespace, pods, engine="vllm"),
+        AIRFLOW_CONN_LLMENGINE_DEFAULT=on_cluster(namespace, pods),
         AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE="True",
         LLMENGINE_EXAMPLE_FOLDER=str(shared_folder),
-        LLMENGINE_EXAMPLE_MODEL=str(model),
     )
     assert len(answers(shared_folder)) == 24
     assert "of 24 records done" in printed, "progress is told while the task is deferred"

@@ -1,0 +1,205 @@
+"""The pods of a task instance, of whichever attempt: found, made, waited for until they are gone, judged and ended."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.configuration import conf
+
+from airflow_llmengine.exceptions import (
+    KEPT,
+    ConnectionUnusableError,
+    NodeLostError,
+    PodQuotaError,
+    TaskKilledError,
+)
+from airflow_llmengine.operators.batch_task import BatchTaskMixin
+
+if TYPE_CHECKING:
+    from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+    from airflow.sdk import Context
+    from kubernetes.client import V1Pod
+
+    from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+    from airflow_llmengine.kube.diagnosis import Diagnosis
+
+    class _Base(BatchTaskMixin, KubernetesPodOperator):
+        pass
+else:
+    _Base = BatchTaskMixin
+
+GONE_POLL_SECONDS = 2.0
+REMINDER_SECONDS = 300.0
+
+
+class TaskPodsMixin(_Base):
+    """A task's dealings with its pods, by the pod operator's client. Nothing here knows of jobs."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._has_pods = False
+
+    def _apply_connection(self, settings: ConnectionSettings) -> None:
+        """Take from the connection what the DAG leaves open. Called whenever the task begins, or goes on.
+
+        Raises:
+            ConnectionUnusableError: There is no image.
+        """
+        from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+        if settings.kubernetes_conn_id and self.kubernetes_conn_id in (None, KubernetesHook.default_conn_name):
+            self.kubernetes_conn_id = settings.kubernetes_conn_id
+        self._has_pods = True
+        # Pods are looked for there, too, and not only made.
+        self.namespace = self.namespace or self._template_namespace() or settings.namespace
+        if settings.pod_template and not (self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
+            self.pod_template_dict = settings.pod_template
+            self.namespace = self.namespace or self._template_namespace()
+        if not (self.image or settings.image or self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
+            raise ConnectionUnusableError(
+                f"There is no worker image: give it in the field image of the connection {self.llmengine_conn_id}, or "
+                "as the argument image."
+            )
+
+    def _template_namespace(self) -> str | None:
+        """The namespace that the pod's template names."""
+        from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
+
+        templates = [self.full_pod_spec]
+        if self.pod_template_file:
+            templates.append(PodGenerator.deserialize_model_file(self.pod_template_file))
+        elif self.pod_template_dict:
+            templates.append(PodGenerator.deserialize_model_dict(self.pod_template_dict))
+        named = (pod.metadata.namespace for pod in templates if pod is not None and pod.metadata is not None)
+        return next(filter(None, named), None)
+
+    def _tidy_pods(self, context: Context) -> None:
+        """See to what an earlier attempt left, where the job turned out to be done. Never fails the task."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        from airflow_llmengine.kube.reattach import is_active
+
+        if not self._has_pods:
+            return
+        try:
+            for pod in self._own_pods(context):
+                if is_active(pod):
+                    self._delete(pod)
+                else:
+                    self.process_pod_deletion(pod, reraise=False)
+        except (ApiException, HTTPError) as error:
+            self.log.warning("Pods of earlier attempts could not be looked for (%s).", type(error).__name__)
+
+    def _own_pods(self, context: Context, namespace: str | None = None) -> list[V1Pod]:
+        """All pods of this task instance, of whichever attempt, the newest first."""
+        from airflow_llmengine.hooks.pods import patiently
+
+        selector = self._build_find_pod_label_selector(context, exclude_checked=False)
+        namespace = namespace or self.namespace or self.hook.get_namespace() or self._incluster_namespace or "default"
+        found = patiently(self.client.list_namespaced_pod)(namespace, label_selector=selector).items
+        return sorted(found, key=lambda pod: pod.metadata.creation_timestamp, reverse=True)
+
+    def _create(self, pod: V1Pod) -> V1Pod:
+        """Make the pod; where a quota is used up, wait for it as for a node."""
+        from airflow_llmengine.hooks.pods import create_pod
+
+        until = time.time() + self.schedule_timeout_seconds
+        told = float("-inf")
+        while True:
+            self._end_if_killed()
+            try:
+                return create_pod(self.client, pod)
+            except PodQuotaError as error:
+                if time.time() >= until:
+                    raise
+                if time.monotonic() - told >= REMINDER_SECONDS:
+                    told = time.monotonic()
+                    self.log.info("Waiting for the quota: %s", error)
+            self._pause(min(self.startup_check_interval_seconds, max(0.0, until - time.time())))
+
+    def _delete_expired(self, namespace: str) -> None:
+        """See to pods of this package that are kept for evidence, whoever made them. Never fails the task."""
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        from airflow_llmengine.hooks.pods import delete_expired
+
+        ttl = conf.getint("llmengine", "finished_pod_ttl_seconds")
+        try:
+            deleted = delete_expired(self.client, namespace, ttl_seconds=ttl)
+        except (ApiException, HTTPError) as error:
+            self.log.warning("Pods that ended long ago could not be looked for (%s).", type(error).__name__)
+            return
+        if deleted:
+            self.log.info("Deleted pods that ended more than %d s ago: %s.", ttl, ", ".join(deleted))
+
+    def _await_gone(self, pods: list[V1Pod]) -> None:
+        """Wait until pods that are being deleted are gone: two attempts must not work at once."""
+        from airflow_llmengine.hooks.worker_pod_manager import refuse_lost
+
+        for pod in pods:
+            self.log.info("Waiting for the pod %s of an earlier attempt to end.", name_of(pod))
+            try:
+                while (found := self._look(pod)) is not None:
+                    refuse_lost(found, None)
+                    self._end_if_killed()
+                    self._pause(GONE_POLL_SECONDS)
+            except NodeLostError as error:
+                # Should it wake up again, the job's files keep it from doing harm.
+                self.log.warning("%s Going on without waiting for it.", error)
+
+    def _look(self, pod: V1Pod) -> V1Pod | None:
+        """The pod as it is now; None if it is gone, or another one by that name is there."""
+        from airflow_llmengine.hooks.pods import read_pod
+
+        found = read_pod(self.client, pod.metadata.name, pod.metadata.namespace)
+        return found if found is None or pod.metadata.uid in (None, found.metadata.uid) else None
+
+    def _diagnose(self, found: V1Pod | None, known: V1Pod | None) -> Diagnosis:
+        from airflow_llmengine.hooks.pods import events_of
+        from airflow_llmengine.kube.diagnosis import diagnose
+
+        pod = found or known
+        events = [] if pod is None else events_of(self.client, pod)
+        diagnosis = diagnose(found, events, container=self.base_container_name, last_seen=known)
+        if diagnosis.kind != "succeeded" and self.log_events_on_failure:
+            for event in events:
+                if event.type == "Warning":
+                    self.log.warning("Event of the pod: %s: %s", event.reason, event.message)
+        return diagnosis
+
+    def _delete(self, pod: V1Pod) -> None:
+        """Have a pod end; it saves its work within its grace period."""
+        from airflow_llmengine.hooks.pods import delete_pod
+
+        delete_pod(self.client, pod, grace_seconds=self.termination_grace_period)
+
+    def _end_if_killed(self) -> None:
+        """Stop before there is a pod, or with it, if Airflow ended the task: its signal does not end a loop.
+
+        Raises:
+            TaskKilledError: It did.
+        """
+        if self._ended_by_airflow:
+            if self.pod is not None:
+                self._delete(self.pod)
+            raise TaskKilledError(f"Airflow ended the task. {KEPT}; a retry, or clearing the task, goes on from there.")
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and not self._ended_by_airflow:
+            time.sleep(min(1.0, seconds))
+
+
+def name_of(pod: V1Pod) -> str:
+    """The pod's name."""
+    return str(pod.metadata.name)
+
+
+def pod_named(name: str, namespace: str) -> V1Pod:
+    """A pod of which no more is known yet."""
+    from kubernetes.client import V1ObjectMeta, V1Pod
+
+    return V1Pod(metadata=V1ObjectMeta(name=name, namespace=namespace))
