@@ -135,12 +135,12 @@ class JobPods:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        from airflow_llmengine.kube.labels import MANAGED_BY, handed_over_annotations
+        from airflow_llmengine.kube.labels import WORKER_SELECTOR, handed_over_annotations
 
         try:
             # Without patience: the next look is the next try.
             pods = self._connected().list_namespaced_pod(
-                self.handed_over.namespace, label_selector=MANAGED_BY, _request_timeout=CALL_TIMEOUT
+                self.handed_over.namespace, label_selector=WORKER_SELECTOR, _request_timeout=CALL_TIMEOUT
             )
         except (ApiException, HTTPError, ConnectionUnusableError) as error:
             if isinstance(error, ApiException) and error.status == 403:

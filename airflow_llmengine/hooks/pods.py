@@ -161,12 +161,12 @@ def delete_expired(client: CoreV1Api, namespace: str, *, ttl_seconds: float, now
     Returns:
         The names of the pods that were deleted.
     """
-    from airflow_llmengine.kube.labels import MANAGED_BY
+    from airflow_llmengine.kube.labels import WORKER_SELECTOR
     from airflow_llmengine.kube.reattach import finished_at
 
     before = (now or datetime.now(UTC)) - timedelta(seconds=ttl_seconds)
     deleted = []
-    for pod in patiently(client.list_namespaced_pod)(namespace, label_selector=MANAGED_BY).items:
+    for pod in patiently(client.list_namespaced_pod)(namespace, label_selector=WORKER_SELECTOR).items:
         ended = finished_at(pod)
         if ended is not None and ended < before:
             delete_pod(client, pod)

@@ -35,8 +35,11 @@ HANDED_OVER_ANNOTATION = "airflow-llmengine/handed-over"
 COLLECT = "collect"
 """The value of ``REPLICA_ANNOTATION`` of the pod that puts the shares together."""
 
-MANAGED_BY = "app.kubernetes.io/managed-by=airflow-llmengine"
-"""Selects all objects of this package."""
+WORKER_LABEL = "airflow-llmengine/worker"
+"""``true`` on every pod of this package, whatever a job or a template says of the recommended labels."""
+
+WORKER_SELECTOR = f"{WORKER_LABEL}=true"
+"""Selects all pods of this package."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Kueue's LocalQueue."""
@@ -57,6 +60,8 @@ _RESERVED = frozenset(
         # Airflow's Kubernetes executor takes pods with these for its own workers.
         "airflow-worker",
         "kubernetes_executor",
+        # The sensor, and what deletes old pods, select by it.
+        WORKER_LABEL,
     }
 )
 """Keys by which Airflow finds pods."""
@@ -115,7 +120,7 @@ def common_labels(cluster: ClusterSettings, *, component: str) -> dict[str, str]
     labels = {
         "app.kubernetes.io/name": "airflow-llmengine",
         "app.kubernetes.io/component": component,
-        **dict([MANAGED_BY.split("=")]),
+        "app.kubernetes.io/managed-by": "airflow-llmengine",
         "app.kubernetes.io/version": suggested_label(__version__) or "unknown",
     }
     return labels | ({QUEUE_LABEL: cluster.queue} if cluster.queue else {})
@@ -124,13 +129,18 @@ def common_labels(cluster: ClusterSettings, *, component: str) -> dict[str, str]
 def label_refusals(
     request: CreateBatchCompletionsV1Request, present: Mapping[str, str] | None = None
 ) -> Iterator[Refusal]:
-    """Refuse labels that would keep Airflow from finding a pod again.
+    """Refuse labels that would keep Airflow from finding a pod again, of the job or of the pod.
 
     Args:
         request: The job, whose labels keep to Kubernetes' syntax already (``spec.check``).
         present: Labels that the pod has from elsewhere. They are a part of the pod operator's selector, so a label of
             the job can't replace one.
     """
+    # From a template it could be replaced, but what the DAG gives is a part of the pod operator's selector.
+    if present and present.get(WORKER_LABEL, "true") != "true":
+        yield Refusal(
+            "labels" + path_step(WORKER_LABEL), "is set by the launcher itself", "leave it out of the pod's labels"
+        )
     for field, labels in (("model_config.labels", request.model_cfg.labels), ("labels", request.labels)):
         for key, value in labels.items():
             path = field + path_step(key)

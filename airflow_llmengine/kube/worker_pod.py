@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kubernetes.client import models as k8s
 
 from airflow_llmengine.kube.cluster import ClusterSettings
-from airflow_llmengine.kube.labels import common_labels, job_labels, label_refusals
+from airflow_llmengine.kube.labels import WORKER_LABEL, common_labels, job_labels, label_refusals
 from airflow_llmengine.kube.pod_parts import (
     add_environment,
     add_node_labels,
@@ -130,7 +130,7 @@ def _add_metadata(
     pod: k8s.V1Pod, request: CreateBatchCompletionsV1Request, cluster: ClusterSettings, identity: WorkerIdentity
 ) -> None:
     labels = {**common_labels(cluster, component=identity.role), **job_labels(request)}
-    pod.metadata.labels = {**labels, **(pod.metadata.labels or {})}
+    pod.metadata.labels = {**labels, **(pod.metadata.labels or {}), WORKER_LABEL: "true"}
     kept = _DO_NOT_DISRUPT if identity.role == "replica" else {}
     pod.metadata.annotations = {**kept, **(pod.metadata.annotations or {}), **identity.annotations}
 

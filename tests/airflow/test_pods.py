@@ -189,7 +189,7 @@ def test_only_pods_that_ended_long_ago_are_deleted() -> None:
     api.pods["evicted"].status.container_statuses = None
     assert delete_expired(api, NAMESPACE, ttl_seconds=100, now=moment(1000)) == ["old", "evicted"]
     assert set(api.pods) == {"young", "at-work", "waiting"}
-    assert api.calls[0][1]["label_selector"] == "app.kubernetes.io/managed-by=airflow-llmengine"
+    assert api.calls[0][1]["label_selector"] == "airflow-llmengine/worker=true"
 
 
 def test_of_the_log_only_the_workers_own_lines_are_told_above_debug() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_llmengine.kube.cluster import ClusterSettings
-from airflow_llmengine.kube.labels import common_labels, identity_annotations, job_labels
+from airflow_llmengine.kube.labels import WORKER_SELECTOR, common_labels, identity_annotations, job_labels
 from airflow_llmengine.spec.kubernetes_syntax import label_key_fault, label_value_fault
 from airflow_llmengine.spec.validation import RequestInvalidError
 from tests.kube.pods import HANDLE, a_request, build, built, operators_pod
@@ -32,6 +32,30 @@ def test_a_recommended_label_that_the_pod_operator_gave_stays() -> None:
     manifest = operators_pod()
     manifest["metadata"]["labels"]["app.kubernetes.io/name"] = "nightly"
     assert built(manifest)["metadata"]["labels"]["app.kubernetes.io/name"] == "nightly"
+
+
+@pytest.mark.parametrize("key", ["app.kubernetes.io/managed-by", "app.kubernetes.io/name"])
+def test_our_pods_are_found_whatever_a_job_or_a_template_calls_them(key: str) -> None:
+    """Else the sensor would take a pod at work for gone, and a failed one would be kept for ever."""
+    name, value = WORKER_SELECTOR.split("=")
+    manifest = operators_pod()
+    manifest["metadata"]["labels"][key] = "someone"
+    for pod in (built(labels={key: "someone"}), built(manifest), built(role="collect", labels={key: "someone"})):
+        assert pod["metadata"]["labels"][key] == "someone"
+        assert pod["metadata"]["labels"][name] == value
+
+
+def test_the_label_that_our_pods_are_found_by_is_nobody_elses_to_give() -> None:
+    name, value = WORKER_SELECTOR.split("=")
+    manifest = operators_pod()
+    manifest["metadata"]["labels"][name] = "no"
+    with pytest.raises(RequestInvalidError, match="is set by the launcher itself; leave it out of the pod's labels"):
+        build(manifest)
+    manifest["metadata"]["labels"][name] = value
+    assert build(manifest).metadata.labels[name] == value
+    for fields in ({"labels": {name: value}}, {"model_config": {"model": "m", "labels": {name: "no"}}}):
+        with pytest.raises(RequestInvalidError, match="Airflow finds its pods by a label of this name"):
+            build(**fields)
 
 
 def test_a_job_may_choose_its_own_queue() -> None:
