@@ -46,7 +46,7 @@ _PROTOCOL_VARIABLES = "LLMENGINE_"
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """What runs in the container."""
+    """What runs in the container, letter by letter: a ``$`` here is one."""
 
     command: Sequence[str]
     """The program; where the pod has a command of its own, that one runs, with these arguments."""
@@ -98,6 +98,7 @@ def worker_pod(
         ValueError: The pod has no such container.
     """
     pod = deepcopy(pod)
+    start = _escaped(start)
     pod.metadata = pod.metadata or k8s.V1ObjectMeta()
     worker = find_container(pod, container)
     _refuse_conflicts(pod, worker, request, start)
@@ -133,6 +134,20 @@ def _add_metadata(
     pod.metadata.labels = {**labels, **(pod.metadata.labels or {}), WORKER_LABEL: "true"}
     kept = _DO_NOT_DISRUPT if identity.role == "replica" else {}
     pod.metadata.annotations = {**kept, **(pod.metadata.annotations or {}), **identity.annotations}
+
+
+def _escaped(start: WorkerStart) -> WorkerStart:
+    """The same where Kubernetes reads it: it puts variables in for ``$(NAME)``, and one dollar sign for two."""
+    return WorkerStart(
+        command=[_escape(word) for word in start.command],
+        arguments=[_escape(word) for word in start.arguments],
+        environment={name: _escape(value) for name, value in start.environment.items()},
+        image=start.image,
+    )
+
+
+def _escape(text: str) -> str:
+    return text.replace("$", "$$")
 
 
 def _add_start(worker: k8s.V1Container, start: WorkerStart) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_llmengine.kube.cluster import ClusterSettings
-from airflow_llmengine.kube.worker_pod import GRACE_MARGIN_SECONDS
+from airflow_llmengine.kube.worker_pod import GRACE_MARGIN_SECONDS, WorkerStart
 from airflow_llmengine.spec.request import GpuType
 from airflow_llmengine.spec.validation import RequestInvalidError
 from tests.kube.pods import (
@@ -55,6 +55,24 @@ def test_the_worker_is_started() -> None:
         *("run", "env:LLMENGINE_REQUEST", "--launched"),
     ]
     assert environment_of(built()).items() >= START.environment.items()
+
+
+def test_kubernetes_puts_nothing_in_for_dollar_signs_of_ours() -> None:
+    """And what the user gave to the pod operator means what it means there."""
+    start = WorkerStart(
+        command=["/opt/$$/python"],
+        arguments=["--owner=$(HOME)"],
+        environment={"PLAIN": "cash$$flow $(HOME) $x $", "BOTH": "$$"},
+    )
+    worker = worker_of(built(start=start))
+    assert (worker["command"], worker["args"]) == (["/opt/$$$$/python"], ["--owner=$$(HOME)"])
+    assert environment_of(built(start=start))["PLAIN"] == "cash$$$$flow $$(HOME) $$x $$"
+    users = with_container(
+        command=["$(PYTHON)"], args=["$(MODULE)", "$$"], env=[{"name": "BOTH", "value": "$(POD_NAME) $$"}]
+    )
+    pod = built(users, start=start)
+    assert list(lost(users, pod)) == []
+    assert environment_of(pod)["PLAIN"] == "cash$$$$flow $$(HOME) $$x $$"
 
 
 def test_the_pod_is_never_restarted_and_ends_by_itself() -> None:

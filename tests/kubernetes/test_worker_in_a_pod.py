@@ -53,6 +53,21 @@ def test_a_hardened_pod_does_a_job(pods: WorkerPods, job: Job) -> None:
     assert security.read_only_root_filesystem
 
 
+def test_the_worker_sees_the_very_text(
+    cluster: Cluster, namespace: str, host_python_pod: HostPython, shared_folder: Path
+) -> None:
+    """Kubernetes puts variables in for names in brackets, and one dollar sign for two."""
+    text = "cash$$flow-$(LLMENGINE_ENGINE)-$"
+    job = Job(shared_folder, ["row"])
+    job.output = shared_folder / f"{text}.json"
+    job.generated = shared_folder / f"{text}.log"
+    pods = WorkerPods(cluster, namespace, host_python_pod, job.request)
+    pods.start("worker", environment=log_to(job))
+    pods.wait_for_success("worker")
+    assert [text_of(result) for result in job.results()] == ["row"]
+    assert job.generations().total() == 1
+
+
 def test_a_deleted_pod_saves_its_work_and_the_next_goes_on(pods: WorkerPods, job: Job) -> None:
     pods.start("first", "--chunk-records=16", environment=log_to(job, **SLOWLY))
     wait_until(lambda: job.generations().total() >= 40)
