@@ -8,17 +8,19 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.cncf.kubernetes.utils.container import container_is_completed
 from airflow.providers.cncf.kubernetes.utils.pod_manager import (
     AsyncPodManager,
     PodLaunchTimeoutException,
     PodLoggingStatus,
     PodManager,
+    detect_pod_terminate_early_issues,
 )
 from urllib3.exceptions import HTTPError
 
 from airflow_llmengine.exceptions import NodeLostError
 from airflow_llmengine.hooks.local_worker import parse_log_line
-from airflow_llmengine.kube.reattach import gone_by, is_active
+from airflow_llmengine.kube.reattach import gone_by, is_active, is_ending
 
 if TYPE_CHECKING:
     from kubernetes.client import V1Pod
@@ -42,6 +44,10 @@ UNAUTHORIZED = 401
 GONE = 404
 TOO_MANY_REQUESTS = 429
 SERVER_ERROR = 500
+
+
+POD_END_SECONDS = 10.0
+"""So long after the worker's own end its pod may take to show up as ended."""
 
 
 class PodGivenUp(PodLaunchTimeoutException):
@@ -144,6 +150,26 @@ class WorkerPodManager(PodManager):
             time.sleep(LOOK_SECONDS)
             running = self.container_is_running(pod, container_name)
         return PodLoggingStatus(running=running, last_log_time=None)
+
+    def await_pod_completion(
+        self,
+        pod: V1Pod,
+        istio_enabled: bool = False,
+        container_name: str = "base",
+        do_xcom_push: bool = False,
+    ) -> V1Pod:
+        """Wait until the pod has ended, or only other containers of it go on: those would keep the GPU."""
+        ended_at: float | None = None
+        while True:
+            found = self.read_pod(pod)
+            if not is_active(found) or detect_pod_terminate_early_issues(found):
+                return found
+            if container_is_completed(found, container_name):
+                ended_at = time.monotonic() if ended_at is None else ended_at
+                if time.monotonic() - ended_at >= POD_END_SECONDS:
+                    self.log.info("The worker has ended, and other containers of its pod go on: the pod is ended.")
+                    return found
+            time.sleep(1.0)
 
     def _log_message(
         self,
@@ -279,7 +305,7 @@ def refuse_lost(pod: V1Pod, deadline: float | None, now: float | None = None) ->
             f"The pod {pod.metadata.name} was deleted and does not end: its node "
             f"{pod.spec.node_name or ''} does not answer."
         )
-    if deadline is not None and is_active(pod):
+    if deadline is not None and is_active(pod) and not is_ending(pod):
         grace = pod.spec.termination_grace_period_seconds or 0
         if now > deadline + grace + LOST_AFTER_SECONDS:
             raise NodeLostError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
-from airflow_llmengine.exceptions import RequestRefusedError
+from airflow_llmengine.exceptions import LaunchForbiddenError, RequestRefusedError
 from airflow_llmengine.hooks.job_summary import accepted_summary, launched_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.launching import launch, series_of
@@ -70,7 +70,12 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         ti = context["ti"]
         owner, series = f"{ti.dag_id}/{ti.task_id}", series_of(ti)
         self._end_leftovers(hook.output_url(request), 0, series)
-        launched, request = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
+        try:
+            launched, request = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
+        except LaunchForbiddenError:
+            # A pod that waits for a node does not end at the deadline.
+            self._tidy_pods(context)
+            raise
         if launched.manifest is not None:
             self._tidy_pods(context)
             return self._succeed(launched.manifest, options.max_error_rate)
@@ -83,6 +88,7 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         )
         if not self.wait_for_completion:
             self._start_pod(context, hook, attempt, request)
+            self._refuse_if_ended()
             return launched_summary(attempt.handle)
         return self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
-from airflow_llmengine.exceptions import LLMEngineError
+from airflow_llmengine.exceptions import JobFailedError, LLMEngineError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.replica_launch import (
     FAILURE_KEY,
@@ -75,8 +75,13 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             return
         request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
         status = hook.get(handle.path)
-        refuse_superseded(status, handle, self.plan_task_id)
-        refuse_ended(status, self.plan_task_id)
+        try:
+            refuse_superseded(status, handle, self.plan_task_id)
+            refuse_ended(status, self.plan_task_id)
+        except JobFailedError:
+            # A pod that waits for a node does not end at the deadline.
+            self._tidy_pods(context)
+            raise
         attempt = WorkerAttempt(
             handle=handle,
             owner=launch["owner"],

@@ -76,12 +76,14 @@ class TaskPodsMixin(_Base):
 
     def _tidy_pods(self, context: Context) -> None:
         """See to what an earlier attempt left, where the job turned out to be done. Never fails the task."""
+        from airflow.sdk.exceptions import AirflowException
         from kubernetes.client.exceptions import ApiException
+        from kubernetes.config.config_exception import ConfigException
         from urllib3.exceptions import HTTPError
 
         from airflow_llmengine.kube.reattach import is_active
 
-        if not self._has_pods:
+        if not self._has_pods or not self._reaches_cluster_by_itself:
             return
         try:
             for pod in self._own_pods(context):
@@ -89,8 +91,34 @@ class TaskPodsMixin(_Base):
                     self._delete(pod)
                 else:
                     self.process_pod_deletion(pod, reraise=False)
-        except (ApiException, HTTPError) as error:
+        except (AirflowException, ApiException, ConfigException, HTTPError, OSError) as error:
             self.log.warning("Pods of earlier attempts could not be looked for (%s).", type(error).__name__)
+
+    @property
+    def _reaches_cluster_by_itself(self) -> bool:
+        """Whether the pod operator's client works at any time: that of a cloud's only within its ``execute``."""
+        from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+
+        bases = type(self).__mro__
+        return bases[bases.index(BatchTaskMixin) + 1] is KubernetesPodOperator
+
+    def _end_what_is_left(self) -> None:
+        """End a pod that nobody will wait for, since the task fails. Never raises: another exception is on its way."""
+        from airflow.sdk.exceptions import AirflowException
+        from kubernetes.client.exceptions import ApiException
+        from kubernetes.config.config_exception import ConfigException
+        from urllib3.exceptions import HTTPError
+
+        if self.pod is None:
+            return
+        try:
+            found = self._look(self.pod)
+            if found is not None and found.status.phase not in ("Succeeded", "Failed"):
+                self._delete(found)
+        except (AirflowException, ApiException, ConfigException, HTTPError, OSError) as error:
+            self.log.warning(
+                "The pod %s could not be ended (%s): delete it by hand.", name_of(self.pod), type(error).__name__
+            )
 
     def _own_pods(self, context: Context, namespace: str | None = None) -> list[V1Pod]:
         """All pods of this task instance, of whichever attempt, the newest first."""
@@ -136,13 +164,16 @@ class TaskPodsMixin(_Base):
             self.log.info("Deleted pods that ended more than %d s ago: %s.", ttl, ", ".join(deleted))
 
     def _await_gone(self, pods: list[V1Pod]) -> None:
-        """Wait until pods that are being deleted are gone: two attempts must not work at once."""
+        """Wait until pods that are being deleted are gone, and others have ended: two attempts must not work at once."""
         from airflow_llmengine.hooks.worker_pod_manager import refuse_lost
+        from airflow_llmengine.kube.reattach import is_active
 
         for pod in pods:
             self.log.info("Waiting for the pod %s of an earlier attempt to end.", name_of(pod))
             try:
                 while (found := self._look(pod)) is not None:
+                    if found.metadata.deletion_timestamp is None and not is_active(found):
+                        break
                     refuse_lost(found, None)
                     self._end_if_killed()
                     self._pause(GONE_POLL_SECONDS)
@@ -182,8 +213,10 @@ class TaskPodsMixin(_Base):
         Raises:
             TaskKilledError: It did.
         """
+        from airflow.providers.cncf.kubernetes.utils.pod_manager import OnKillAction
+
         if self._ended_by_airflow:
-            if self.pod is not None:
+            if self.pod is not None and self.on_kill_action != OnKillAction.KEEP_POD:
                 self._delete(self.pod)
             raise TaskKilledError(f"Airflow ended the task. {KEPT}; a retry, or clearing the task, goes on from there.")
 

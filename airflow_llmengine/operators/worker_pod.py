@@ -85,6 +85,7 @@ class WorkerPodMixin(TaskPodsMixin):
         self._pod_launch: PodLaunch | None = None
         self._diagnosis: Diagnosis | None = None
         self._resumed: tuple[str, str] | None = None
+        self._was_finished = False
 
     @classmethod
     def _pod_defaults(cls) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class WorkerPodMixin(TaskPodsMixin):
 
         from airflow_llmengine.kube.reattach import is_active
 
-        if next_method == TRIGGER_FAIL_REPR:
+        if next_method == TRIGGER_FAIL_REPR and self._reaches_cluster_by_itself:
             self._apply_connection(LLMEngineHook(self.llmengine_conn_id).settings)
             with cluster_errors():
                 for pod in self._own_pods(context):
@@ -300,11 +301,18 @@ class WorkerPodMixin(TaskPodsMixin):
         from airflow_llmengine.operators.pod_launch import PodEnd
 
         self._begin_pod(hook, attempt, request)
-        if self._has_finished(context):
-            self.log.info("A pod of an earlier attempt has done this already, while nobody watched it.")
-            return PodEnd.succeeded()
         execute = super().execute
-        return self._watch(lambda: execute(context))
+        end = self._watch(lambda: execute(context))
+        return PodEnd.succeeded() if self._was_finished else end
+
+    def execute_sync(self, context: Context) -> Any:
+        """Run the pod to its end, unless one of an earlier attempt has done its work."""
+        return None if self._has_finished(context) else super().execute_sync(context)
+
+    def execute_async(self, context: Context) -> None:
+        """Make the pod and defer, unless one of an earlier attempt has done its work."""
+        if not self._has_finished(context):
+            super().execute_async(context)
 
     def _start_pod(
         self,
@@ -318,7 +326,13 @@ class WorkerPodMixin(TaskPodsMixin):
         Raises:
             LLMEngineError: It could not be made, or the task was ended.
         """
+        if not self._reaches_cluster_by_itself:
+            raise RequestRefusedError(
+                "wait_for_completion=False goes with KubernetesPodOperator only, not with a cloud's own pod operator. "
+                "Leave it out."
+            )
         self._begin_pod(hook, attempt, request, handed_over=True)
+        self.name = self._set_name(self.name)
         try:
             with cluster_errors():
                 pod = self.get_or_create_pod(self.build_pod_request_obj(context), context)
@@ -332,6 +346,8 @@ class WorkerPodMixin(TaskPodsMixin):
         ti = context["ti"]
         ti.xcom_push(key="pod_name", value=pod.metadata.name)
         ti.xcom_push(key="pod_namespace", value=pod.metadata.namespace)
+        # on_kill has deleted it, if it came in between.
+        self._refuse_if_ended()
         self.log.info("The pod %s runs the job from here on; nobody waits for it in this task.", name_of(pod))
 
     def _handed_over(self, attempt: WorkerAttempt, pod: V1Pod) -> HandedOverPod:
@@ -396,7 +412,21 @@ class WorkerPodMixin(TaskPodsMixin):
         finished = [pod for pod in pods if fate_of(pod, launch.identity) == "finished"]
         for pod in finished:
             self.process_pod_deletion(pod, reraise=False)
-        return bool(finished)
+        self._was_finished = bool(finished)
+        if self._was_finished:
+            self.log.info("A pod of an earlier attempt has done this already, while nobody watched it.")
+        return self._was_finished
+
+    def _wait(self, wait: Callable[[], Any]) -> None:
+        from airflow.sdk.exceptions import TaskDeferred
+
+        try:
+            wait()
+        except TaskDeferred:
+            raise
+        except BaseException:
+            self._end_what_is_left()
+            raise
 
     def _watch(self, wait: Callable[[], Any]) -> WorkerEnd:
         """Let the pod operator wait, and say how the pod ended, whatever the pod operator makes of it."""
@@ -409,7 +439,7 @@ class WorkerPodMixin(TaskPodsMixin):
 
         wish, self.do_xcom_push = self.do_xcom_push, False
         try:
-            wait()
+            self._wait(wait)
         except NodeLostError:
             # Should the node come back, the pod ends.
             with cluster_errors():

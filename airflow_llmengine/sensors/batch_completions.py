@@ -210,8 +210,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
             first_look: When the trigger looked first, if the task was started by it.
             not_before: What the trigger's clock said, which may be ahead of this one.
         """
-        if self._ended_by_airflow:
-            raise TaskKilledError("Airflow ended the task while it waited. The job goes on; a retry waits on.")
+        self._refuse_if_ended()
         with self._soft_fail():
             watch = self._watching(context, first_look)
             if self._hook is None or watch.wants_new_hook:
@@ -221,7 +220,14 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
             finally:
                 if self.reschedule:
                     _Kept(_series(context), watch.terms.first_look, asdict(watch.memory)).write(context)
-            return self._conclude(self._hook, watch, look)
+            summary = self._conclude(self._hook, watch, look)
+        # It may have come while the output was compared with its manifest.
+        self._refuse_if_ended()
+        return summary
+
+    def _refuse_if_ended(self) -> None:
+        if self._ended_by_airflow:
+            raise TaskKilledError("Airflow ended the task while it waited. The job goes on; a retry waits on.")
 
     def _conclude(self, hook: LLMEngineHook, watch: JobWatch, look: Look) -> dict[str, Any] | None:
         decision, status = look.decision, look.status

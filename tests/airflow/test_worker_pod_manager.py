@@ -9,6 +9,8 @@ import pytest
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
 from kubernetes.client import (
     V1ContainerState,
+    V1ContainerStateRunning,
+    V1ContainerStateTerminated,
     V1ContainerStateWaiting,
     V1ContainerStatus,
     V1ObjectMeta,
@@ -108,3 +110,22 @@ def test_what_exists_a_moment_later_does_not_matter() -> None:
     start(
         in_phase("Pending", "CreateContainerConfigError"), in_phase("Pending", "ContainerCreating"), in_phase("Running")
     )
+
+
+def with_sidecar(worker: V1ContainerState) -> V1Pod:
+    """A pod that runs, and whose second container never ends."""
+    states = {"base": worker, "sidecar": V1ContainerState(running=V1ContainerStateRunning())}
+    statuses = [
+        V1ContainerStatus(name=name, image="", image_id="", ready=False, restart_count=0, state=state)
+        for name, state in states.items()
+    ]
+    return V1Pod(metadata=POD.metadata, status=V1PodStatus(phase="Running", container_statuses=statuses))
+
+
+def test_a_pod_whose_worker_has_ended_is_not_waited_for_because_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pod_manager, "POD_END_SECONDS", 0.0)
+    running = with_sidecar(V1ContainerState(running=V1ContainerStateRunning()))
+    ended = with_sidecar(V1ContainerState(terminated=V1ContainerStateTerminated(exit_code=0)))
+    api = ScriptedApi(running, running, ended)
+    assert WorkerPodManager(api).await_pod_completion(POD, container_name="base") is ended
+    assert api.calls == 3

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import models as k8s
 from kubernetes.client.exceptions import ApiException
 
@@ -102,7 +103,7 @@ class ApiDouble:
     def list_namespaced_event(self, *_arguments: Any, **_options: Any) -> Any:
         return SimpleNamespace(items=[])
 
-    def delete_namespaced_pod(self, name: str, **_options: Any) -> None:
+    def delete_namespaced_pod(self, name: str, *_arguments: Any, **_options: Any) -> None:
         self.deleted.append(name)
 
 
@@ -164,3 +165,65 @@ def test_a_kill_while_the_task_wakes_up_deletes_its_pod(woken: Woken) -> None:
     with pytest.raises(TaskKilledError):
         wake(woken, api, "error")
     assert api.deleted == ["job-1"]
+
+
+class RunningApi(ApiDouble):
+    """Stands for an API server with a pod that runs."""
+
+    def __init__(self) -> None:
+        super().__init__(200)
+
+    def read_namespaced_pod(self, name: str, namespace: str, **_options: Any) -> Any:
+        metadata = k8s.V1ObjectMeta(name=name, namespace=namespace, uid="1")
+        return k8s.V1Pod(metadata=metadata, spec=k8s.V1PodSpec(containers=[]), status=k8s.V1PodStatus(phase="Running"))
+
+
+def test_a_failure_between_the_pods_making_and_the_deferral_leaves_no_pod(woken: Woken) -> None:
+    """The pod operator ends a pod only where it waits for it itself."""
+    api = RunningApi()
+    woken.__dict__["hook"] = woken.__dict__["client"] = api
+
+    def fails_later() -> None:
+        woken.pod = k8s.V1Pod(metadata=k8s.V1ObjectMeta(name="job-1", namespace="gpus", uid="1"))
+        raise RuntimeError("the XCom can't be pushed")
+
+    with pytest.raises(RuntimeError, match="XCom"):
+        woken._watch(fails_later)
+    assert api.deleted == ["job-1"]
+
+
+def test_a_task_that_is_deferred_keeps_its_pod(woken: Woken) -> None:
+    api = RunningApi()
+    woken.__dict__["hook"] = woken.__dict__["client"] = api
+
+    def defers() -> None:
+        woken.pod = k8s.V1Pod(metadata=k8s.V1ObjectMeta(name="job-1", namespace="gpus", uid="1"))
+        raise TaskDeferred(trigger=None, method_name="trigger_reentry")
+
+    with pytest.raises(TaskDeferred):
+        woken._watch(defers)
+    assert api.deleted == []
+
+
+class KilledAtTheEnd(LLMEngineBatchCompletionsOperator):
+    """Airflow ends the task when its pod has just been handed over."""
+
+    def _apply_connection(self, settings: Any) -> None:
+        pass
+
+    def _start_pod(self, *_arguments: Any) -> None:
+        self.on_kill()
+
+
+def test_a_kill_after_the_hand_over_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(launcher="kubernetes", engine="echo"))
+    job = EchoJob(tmp_path / "job", ["row"])
+    operator = KilledAtTheEnd(
+        task_id="job",
+        input_data_path=str(job.input),
+        output_data_path=str(job.output),
+        model_config={"model": "stand-in"},
+        wait_for_completion=False,
+    )
+    with pytest.raises(TaskKilledError):
+        run(operator)
