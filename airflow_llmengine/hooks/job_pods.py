@@ -97,11 +97,11 @@ class JobPods:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        from airflow_llmengine.kube.reattach import is_active
+        from airflow_llmengine.kube.reattach import is_active, is_ending
 
         for pod in seen.pods:
             wanted = is_active(pod) or (which == "ended" and self._has_had_its_day(pod))
-            if not wanted or pod.metadata.deletion_timestamp is not None:
+            if not wanted or pod.metadata.deletion_timestamp is not None or is_ending(pod):
                 continue
             try:
                 delete_pod(self._connected(), pod)
@@ -180,7 +180,7 @@ class JobPods:
         from airflow_llmengine.kube.diagnosis import diagnose
         from airflow_llmengine.kube.reattach import gone_by, is_active
 
-        if not is_active(pod):
+        if not is_active(pod, now):
             return True
         until = gone_by(pod, slack_seconds=LOST_AFTER_SECONDS)
         if until is not None:

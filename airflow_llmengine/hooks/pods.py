@@ -98,16 +98,21 @@ def create_secret(client: CoreV1Api, secret: V1Secret) -> None:
 
 
 def delete_pod(client: CoreV1Api, pod: V1Pod, *, grace_seconds: int | None = None) -> None:
-    """Have a pod end; one that is gone is fine.
+    """Have a pod end; one that is gone is fine, and so is one that ends by itself.
 
     Args:
         client: The API.
-        pod: The pod. Another one that has its name by now is left alone.
+        pod: The pod, as it was seen last. Another one that has its name by now is left alone.
         grace_seconds: How long it may take; None: as the pod itself says.
     """
     from kubernetes.client import V1DeleteOptions, V1Preconditions
     from kubernetes.client.exceptions import ApiException
 
+    from airflow_llmengine.kube.reattach import is_ending
+
+    if is_ending(pod):
+        # It would be out of sight at once, while its containers still run.
+        return
     options = V1DeleteOptions(grace_period_seconds=grace_seconds)
     if pod.metadata.uid is not None:
         options.preconditions = V1Preconditions(uid=pod.metadata.uid)

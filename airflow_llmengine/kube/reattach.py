@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Literal
@@ -11,10 +12,14 @@ from kubernetes.client import V1Pod
 CHECKED_LABEL = "already_checked"
 """By it KubernetesPodOperator marks a pod that a task has seen the end of, and keeps."""
 
+ENDING_SLACK_SECONDS = 120.0
+"""So long after its grace a pod that has failed is taken for one whose containers run; later nobody is there to tell
+that they have ended."""
+
 Fate = Literal["adopt", "finished", "ended", "going", "replace"]
 """``adopt``: it does exactly what is to be done; ``finished``: it has done it while nobody watched; ``ended``: it has
-ended otherwise, or a task has seen its end; ``going``: it is being deleted; ``replace``: it is at work on something
-else, and must go first."""
+ended otherwise, or a task has seen its end; ``going``: it is being deleted, or has failed and its containers still
+run; ``replace``: it is at work on something else, and must go first."""
 
 
 def fate_of(pod: V1Pod, identity: Mapping[str, str], *, durable: bool = True) -> Fate:
@@ -34,14 +39,53 @@ def fate_of(pod: V1Pod, identity: Mapping[str, str], *, durable: bool = True) ->
     same = durable and all(annotations.get(name) == value for name, value in identity.items())
     phase = None if pod.status is None else pod.status.phase
     if phase in ("Succeeded", "Failed"):
+        if is_ending(pod):
+            return "going"
         seen = (pod.metadata.labels or {}).get(CHECKED_LABEL) == "True"
         return "finished" if same and phase == "Succeeded" and not seen else "ended"
     return "adopt" if same else "replace"
 
 
-def is_active(pod: V1Pod) -> bool:
-    """Whether a pod has not ended: it holds resources, or waits for them."""
-    return pod.status is None or pod.status.phase not in ("Succeeded", "Failed")
+def is_active(pod: V1Pod, now: float | None = None) -> bool:
+    """Whether a pod has not ended: it holds resources, or waits for them.
+
+    Args:
+        pod: As the API server shows it.
+        now: Seconds since the epoch; the clock's time by default.
+    """
+    return pod.status is None or pod.status.phase not in ("Succeeded", "Failed") or is_ending(pod, now)
+
+
+def is_ending(pod: V1Pod, now: float | None = None) -> bool:
+    """Whether a pod has failed, and its containers still run: they have their grace.
+
+    Some versions of the kubelet, 1.20 for one, say ``Failed`` as soon as they begin to end a pod, for example at its
+    ``activeDeadlineSeconds``. Such a pod must not be deleted: the API server forgets a failed pod at once, whatever of
+    it still runs. It is not taken for one that ends for ever, since the node may be gone.
+
+    Args:
+        pod: As the API server shows it.
+        now: Seconds since the epoch; the clock's time by default.
+    """
+    if pod.status is None or pod.status.phase != "Failed" or not _has_running_container(pod):
+        return False
+    told = _last_told(pod)
+    grace = (pod.spec and pod.spec.termination_grace_period_seconds) or 0
+    return told is not None and (time.time() if now is None else now) <= told + grace + ENDING_SLACK_SECONDS
+
+
+def _has_running_container(pod: V1Pod) -> bool:
+    statuses = (*(pod.status.init_container_statuses or ()), *(pod.status.container_statuses or ()))
+    return any(status.state is not None and status.state.running is not None for status in statuses)
+
+
+def _last_told(pod: V1Pod) -> float | None:
+    """Seconds since the epoch at which the API server was last told something of a pod; None if that is not known."""
+    moments = [
+        *(entry.time for entry in pod.metadata.managed_fields or ()),
+        *(condition.last_transition_time for condition in pod.status.conditions or ()),
+    ]
+    return max((moment.timestamp() for moment in moments if moment is not None), default=None)
 
 
 def gone_by(pod: V1Pod, *, slack_seconds: float) -> float | None:

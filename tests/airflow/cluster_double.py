@@ -14,6 +14,7 @@ from kubernetes.client import (
     V1ContainerStateRunning,
     V1ContainerStateTerminated,
     V1ContainerStatus,
+    V1ManagedFieldsEntry,
     V1ObjectMeta,
     V1Pod,
     V1PodSpec,
@@ -39,6 +40,7 @@ def a_pod(
     ended: float | None = None,
     exit_code: int = 0,
     deletion: float | None = None,
+    told: float | None = None,
     **status: Any,
 ) -> V1Pod:
     """A pod as the API server shows it.
@@ -51,6 +53,7 @@ def a_pod(
         ended: When its container ended, in seconds since the epoch; None: it has not.
         exit_code: How.
         deletion: When it must be gone.
+        told: When the kubelet told something of it last; None: nobody has put that down.
         status: More of its status.
     """
     state = V1ContainerState(running=V1ContainerStateRunning())
@@ -68,6 +71,7 @@ def a_pod(
             annotations=annotations,
             creation_timestamp=moment(0),
             deletion_timestamp=None if deletion is None else moment(deletion),
+            managed_fields=None if told is None else [V1ManagedFieldsEntry(manager="kubelet", time=moment(told))],
         ),
         spec=V1PodSpec(containers=[], node_name="node-1", termination_grace_period_seconds=30),
         status=None

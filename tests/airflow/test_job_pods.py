@@ -82,6 +82,9 @@ def status(series: str = "one") -> JobStatus:
         # One that is deleted saves its work; on a node that is gone it stays in sight for ever.
         ([ours(deletion=NOW + 5)], "one", "at_work"),
         ([ours(deletion=NOW - LOST_AFTER_SECONDS - 1)], "one", "ended"),
+        # Its kubelet calls it failed, and its container has its grace yet, of 30 s.
+        ([ours(phase="Failed", told=NOW)], "one", "at_work"),
+        ([ours(phase="Failed", told=NOW - 30 - LOST_AFTER_SECONDS - 1)], "one", "ended"),
         # Never to start.
         ([waiting("ErrImageNeverPull")], "one", "ended"),
         ([waiting("ContainerCreating")], "one", "at_work"),

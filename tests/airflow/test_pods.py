@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -153,6 +154,17 @@ def test_a_pod_is_deleted_once_and_another_one_by_its_name_is_left_alone(waits: 
     assert [options["grace"] for _verb, options in api.calls] == [None, 7, None]
     assert not waits
     assert read_pod(api, "worker", NAMESPACE) is None
+
+
+def test_a_pod_that_has_failed_and_still_runs_is_not_put_out_of_sight() -> None:
+    api = ScriptedApi(a_pod(phase="Failed", told=time.time()))
+    delete_pod(api, api.pods["worker"])
+    assert delete_expired(api, NAMESPACE, ttl_seconds=0) == []
+    assert "delete" not in api.verbs()
+    # Nobody is there to say that it has ended.
+    api.pods["worker"].metadata.managed_fields[0].time = moment(0)
+    assert delete_expired(api, NAMESPACE, ttl_seconds=0) == ["worker"]
+    assert not api.pods
 
 
 def test_a_deletion_whose_answer_is_lost_has_happened() -> None:

@@ -11,12 +11,23 @@ from kubernetes.client import (
     V1ContainerStateRunning,
     V1ContainerStateTerminated,
     V1ContainerStatus,
+    V1ManagedFieldsEntry,
     V1ObjectMeta,
     V1Pod,
+    V1PodCondition,
+    V1PodSpec,
     V1PodStatus,
 )
 
-from airflow_llmengine.kube.reattach import Fate, fate_of, finished_at, gone_by, is_active
+from airflow_llmengine.kube.reattach import (
+    ENDING_SLACK_SECONDS,
+    Fate,
+    fate_of,
+    finished_at,
+    gone_by,
+    is_active,
+    is_ending,
+)
 
 IDENTITY = {"airflow-llmengine/job": "abc-1", "airflow-llmengine/replica": "0"}
 OTHER = IDENTITY | {"airflow-llmengine/job": "abc-2"}
@@ -94,3 +105,38 @@ def test_when_a_pod_ended(phase: str, status: dict[str, Any], seconds: float | N
     metadata = V1ObjectMeta(creation_timestamp=datetime.fromtimestamp(10, UTC))
     found = finished_at(V1Pod(metadata=metadata, status=V1PodStatus(phase=phase, **status)))
     assert (None if found is None else found.timestamp()) == seconds
+
+
+def failed(*containers: V1ContainerStatus, told: float | None, by: str = "managed_fields") -> V1Pod:
+    """A pod that has failed, with a grace of ten seconds; the API server was told so at a moment."""
+    left = pod("Failed", IDENTITY)
+    left.spec = V1PodSpec(containers=[], termination_grace_period_seconds=10)
+    left.status.container_statuses = list(containers)
+    if told is not None and by == "managed_fields":
+        left.metadata.managed_fields = [V1ManagedFieldsEntry(), V1ManagedFieldsEntry(time=at(told))]
+    elif told is not None:
+        left.status.conditions = [V1PodCondition(type="Ready", status="False", last_transition_time=at(told))]
+    return left
+
+
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+@pytest.mark.parametrize("by", ["managed_fields", "conditions"])
+def test_a_failed_pod_has_not_ended_while_its_containers_have_their_grace(by: str) -> None:
+    """Kubernetes 1.20 says so at its deadline, and ends the worker by then only."""
+    left = failed(container(90), container(None), told=100, by=by)
+    assert is_ending(left, now=110)
+    assert is_active(left, now=110 + ENDING_SLACK_SECONDS)
+    # Its node is gone.
+    assert not is_active(left, now=111 + ENDING_SLACK_SECONDS)
+    assert not is_active(failed(container(90), told=100, by=by), now=100)
+
+
+def test_two_workers_are_not_at_work_at_once() -> None:
+    now = datetime.now(UTC).timestamp()
+    assert fate_of(failed(container(None), told=now), IDENTITY) == "going"
+    assert finished_at(failed(container(None), told=now)) is None
+    assert fate_of(failed(container(now), told=now), IDENTITY) == "ended"
+    assert fate_of(failed(container(None), told=None), IDENTITY) == "ended"
