@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import cached_property
+from http import HTTPStatus
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ PROGRESS_SECONDS = (5.0, 60.0)
 
 DEADLINE_SLACK_SECONDS = 30.0
 """How long after the deadline the pod may take to end by itself, beyond its grace, before it is given up."""
+
+LOOK_SECONDS = 30.0
+"""How long the trigger looks, past the deadline, whether the pod has ended and how, before it is given up."""
 
 DELETE_SECONDS = 30.0
 """How long the trigger tries to delete a pod; the task that it wakes tries again."""
@@ -89,8 +93,7 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
             async with asyncio.timeout(self._seconds_left()):
                 event = await asyncio.shield(waiting)
         except TimeoutError:
-            await self._delete_pod()
-            event = self._deadline_event()
+            event = await self._end_meanwhile(waiting) or await self._hold_to_deadline()
         finally:
             # Without this they would go on when the trigger moves to another triggerer.
             await _end(telling, waiting)
@@ -127,7 +130,31 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
     def _seconds_left(self) -> float:
         return max(0.0, float(self.attempt["deadline"]) + self.grace_seconds + DEADLINE_SLACK_SECONDS - time.time())
 
-    async def _delete_pod(self) -> None:
+    async def _end_meanwhile(self, waiting: asyncio.Task[TriggerEvent]) -> TriggerEvent | None:
+        """The event of a pod that has ended by itself, unseen where no triggerer ran; None: it has not ended."""
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                if await self._has_ended():
+                    return await asyncio.shield(waiting)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pod is not known to have ended
+            self.log.warning(
+                "The pod %s could not be looked at past its deadline (%s).", self._inner.pod_name, type(error).__name__
+            )
+        return None
+
+    async def _has_ended(self) -> bool:
+        """Whether the pod has ended, or is gone."""
+        from kubernetes_asyncio.client import ApiException
+
+        try:
+            pod = await self._inner.hook.get_pod(self._inner.pod_name, self._inner.pod_namespace)
+        except ApiException as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return True
+            raise
+        return pod.status is not None and pod.status.phase in ("Succeeded", "Failed")
+
+    async def _hold_to_deadline(self) -> TriggerEvent:
         """Delete the pod, here and now: the task may have to wait for a worker slot."""
         inner = self._inner
         self.log.warning("The pod %s has not ended by the job's deadline: it is deleted.", inner.pod_name)
@@ -140,15 +167,13 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
                 )
         except Exception as error:  # noqa: BLE001 - whatever it is, the task is told of the deadline
             self.log.warning("The pod %s could not be deleted here (%s).", inner.pod_name, type(error).__name__)
-
-    def _deadline_event(self) -> TriggerEvent:
         return TriggerEvent(  # type: ignore[no-untyped-call]
             {
                 "status": "timeout",
-                "name": self._inner.pod_name,
-                "namespace": self._inner.pod_namespace,
+                "name": inner.pod_name,
+                "namespace": inner.pod_namespace,
                 "message": "The pod has not ended by the job's deadline.",
-                **self._inner.trigger_kwargs,
+                **inner.trigger_kwargs,
             }
         )
 

@@ -66,7 +66,10 @@ def a_pod(phase: str = "Running", **metadata: Any) -> k8s.V1Pod:
 
 
 def container(state: str) -> k8s.V1ContainerStatus:
-    states = {"running": k8s.V1ContainerState(running=k8s.V1ContainerStateRunning())}
+    states = {
+        "running": k8s.V1ContainerState(running=k8s.V1ContainerStateRunning()),
+        "terminated": k8s.V1ContainerState(terminated=k8s.V1ContainerStateTerminated(exit_code=0)),
+    }
     return k8s.V1ContainerStatus(name="base", image="", image_id="", ready=True, restart_count=0, state=states[state])
 
 
@@ -154,6 +157,33 @@ def test_a_pod_that_ignores_its_deadline_is_deleted_and_the_task_woken(cluster: 
     event = event_of(a_watching_trigger(deadline=-5 - worker_pod.DEADLINE_SLACK_SECONDS))
     assert (event["status"], event["name"], event["namespace"]) == ("timeout", "job-1", "gpus")
     assert double.deleted == [{"name": "job-1", "namespace": "gpus", "grace_period_seconds": 5}]
+
+
+@pytest.mark.parametrize(("phase", "status"), [("Succeeded", "success"), ("Failed", "failed")])
+def test_a_pod_that_ended_while_no_triggerer_ran_has_ended_by_itself(
+    cluster: Callable[..., ClusterDouble], phase: str, status: str
+) -> None:
+    pod = a_pod(phase)
+    pod.status.container_statuses = [container("terminated")]
+    double = cluster(pod)
+    assert event_of(a_watching_trigger(deadline=-3600))["status"] == status
+    assert not double.deleted
+
+
+def test_a_pod_that_went_while_no_triggerer_ran_is_gone(cluster: Callable[..., ClusterDouble]) -> None:
+    double = cluster(ApiException(status=404))
+    assert event_of(a_watching_trigger(deadline=-3600))["message"] == "The pod job-1 is gone."
+    assert not double.deleted
+
+
+def test_where_the_api_server_is_away_the_deadline_holds(
+    cluster: Callable[..., ClusterDouble], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that can't be looked at is not waited for without an end."""
+    monkeypatch.setattr(worker_pod, "LOOK_SECONDS", 0.05)
+    double = cluster(ApiException(status=503))
+    assert event_of(a_watching_trigger(deadline=-3600))["status"] == "timeout"
+    assert double.deleted
 
 
 def test_a_pod_has_its_grace_after_the_deadline(cluster: Callable[..., ClusterDouble]) -> None:
