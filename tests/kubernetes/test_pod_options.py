@@ -110,3 +110,15 @@ def test_credentials_of_a_named_secret(pod_job: PodJob) -> None:
     assert pod_job.is_complete()
     told = pod_job.told()
     assert not [text for text in (ACCESS_KEY, SECRET_KEY) if text in told]
+
+
+def test_a_sidecar_that_never_ends_keeps_no_gpu(pod_job: PodJob) -> None:
+    template = pod_job.settings["pod_template"]
+    shell = {"image": "local/busybox:1", "imagePullPolicy": "IfNotPresent", "command": ["sleep", "3600"]}
+    template["spec"]["containers"].append({"name": "sidecar", "securityContext": {"runAsUser": 1000}, **shell})
+    pod_job.arguments["termination_grace_period"] = 3
+    pod_job.set_speed(0)
+    state, log = pod_job.run()
+    assert state == "success", log
+    assert pod_job.is_complete()
+    wait_until(lambda: not pod_job.pods())
