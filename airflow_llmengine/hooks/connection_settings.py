@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
+from airflow_llmengine.hooks.plain_credentials import credential_variables, credentials_in
 from airflow_llmengine.kube.cluster import ClusterSettings
 
 NOT_BY_DEFAULT = ("input_data_path", "content", "output_data_path", "tool_config")
@@ -27,13 +27,6 @@ RESERVED_VARIABLES = (
     "LLMENGINE_STORAGE_OPTIONS_FILE",
 )
 """Environment variables of the worker that the launcher sets itself."""
-
-_SECRET_OPTION = re.compile(
-    r"^(key|secret|token|password)$|secret|password|access_?key|token|credential", re.IGNORECASE
-)
-_SECRET_VARIABLE = re.compile(
-    r"(^|_)(SECRET|PASSWORD|PASSWD|TOKEN|API_?KEY|ACCESS_KEY|ACCESS_KEY_ID|PRIVATE_KEY)$", re.IGNORECASE
-)
 
 
 def _parsed(value: Any) -> Any:
@@ -106,13 +99,11 @@ class ConnectionSettings(BaseModel):
     @field_validator("storage_options")
     @classmethod
     def _without_secrets(cls, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for protocol, values in options.items():
-            for name in values:
-                if _SECRET_OPTION.search(name):
-                    raise ValueError(
-                        f"{protocol}.{name} looks like a credential, and would be shown: put it into a connection of "
-                        "type aws and name that as storage_conn_id"
-                    )
+        for path in credentials_in(options):
+            raise ValueError(
+                f"{path} looks like a credential, and would be shown: for s3, put it into a connection of type aws and "
+                "name that as storage_conn_id; of other stores, let the worker's machine or pod bring it"
+            )
         return options
 
     @field_validator("request_defaults")
@@ -144,12 +135,12 @@ class ConnectionSettings(BaseModel):
         for name in RESERVED_VARIABLES:
             if name in environment:
                 raise ValueError(f"{name} is set by the launcher itself; for the engine, use the field engine")
-        for name in environment:
-            if _SECRET_VARIABLE.search(name):
-                raise ValueError(
-                    f"{name} looks like a credential, and would be shown: set it in the environment of the Airflow "
-                    "worker, from which a local worker inherits it"
-                )
+        for name in credential_variables(environment):
+            raise ValueError(
+                f"{name} looks like a credential, or holds a URL with one, and would be shown: set it in the "
+                "environment of the Airflow worker, from which a local worker inherits it, or for pods in the Secret "
+                "that cluster.credentials_secret names"
+            )
         return environment
 
     @model_validator(mode="before")

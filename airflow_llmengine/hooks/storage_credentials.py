@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+from airflow_llmengine.hooks.plain_credentials import without_credentials
 
 STORAGE_CONNECTION_TYPE = "aws"
 
@@ -23,17 +24,10 @@ def storage_options(settings: ConnectionSettings) -> dict[str, dict[str, Any]]:
     return laid_over(options, settings.storage_options)
 
 
-CREDENTIAL_OPTIONS = ("key", "secret", "token", "username", "password")
-"""Options of fsspec's file systems that are credentials, as this module makes them."""
-
-
-def without_credentials(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def public_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Options by protocol that anybody may see: where a store is, and how it is spoken to."""
-    public = {
-        protocol: {name: value for name, value in values.items() if name not in CREDENTIAL_OPTIONS}
-        for protocol, values in options.items()
-    }
-    return {protocol: values for protocol, values in public.items() if values}
+    public = ((protocol, without_credentials(values, protocol)) for protocol, values in options.items())
+    return {protocol: values for protocol, values in public if values}
 
 
 def s3_hook(conn_id: str) -> Any:

@@ -42,7 +42,7 @@ class PodLaunch:
     """Where the worker finds the request."""
     environment: Mapping[str, str]
     credentials: Mapping[str, Mapping[str, Any]]
-    """Options of fsspec by protocol that are secret; empty where the pod has credentials of its own."""
+    """Options of fsspec by protocol, with credentials; empty where the pod has credentials of its own."""
     identity: Mapping[str, str]
     grace_seconds: int
 
@@ -68,7 +68,7 @@ class PodLaunch:
         Raises:
             StorageFailedError: The request can't be put on storage.
         """
-        from airflow_llmengine.hooks.storage_credentials import without_credentials
+        from airflow_llmengine.hooks.storage_credentials import public_options
         from airflow_llmengine.kube.labels import identity_annotations
         from airflow_llmengine.operators.staging import encode_request, has_signature, staged_request
 
@@ -81,7 +81,9 @@ class PodLaunch:
             source = f"env:{REQUEST_VARIABLE}"
             environment[REQUEST_VARIABLE] = encoded.decode()
         options = hook.storage_options
-        public = without_credentials(options)
+        secret = settings.pod_credentials == "connection"
+        # Where there is a Secret, it holds all of them: a connection's own settings, such as proxies, may be private.
+        public = {} if secret else public_options(options)
         if public:
             environment[STORAGE_OPTIONS_VARIABLE] = json.dumps(public)
         return cls(
@@ -90,7 +92,7 @@ class PodLaunch:
             settings=settings,
             source=source,
             environment=environment,
-            credentials=options if settings.pod_credentials == "connection" else {},
+            credentials=options if secret else {},
             identity=identity_annotations(
                 attempt.handle, series=attempt.series, replica=attempt.replica, handed_over=handed_over
             ),

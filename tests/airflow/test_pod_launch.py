@@ -19,6 +19,7 @@ from tests.airflow.operators_in_tests import connection
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY
 
 GRACE = 30
+PROXY_PASSWORD = "pr0xy"
 
 
 def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, /, **fields: Any) -> PodLaunch:
@@ -28,7 +29,11 @@ def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, /, **fields: Any) -> P
         "conn_type": "aws",
         "login": ACCESS_KEY,
         "password": SECRET_KEY,
-        "extra": {"endpoint_url": "http://store.example:9000", "region_name": "us-east-1"},
+        "extra": {
+            "endpoint_url": "http://store.example:9000",
+            "region_name": "us-east-1",
+            "config_kwargs": {"proxies": {"https": f"http://me:{PROXY_PASSWORD}@proxy.example:3128"}},
+        },
     }
     monkeypatch.setenv("AIRFLOW_CONN_STORE", json.dumps(store))
     monkeypatch.setenv(
@@ -107,7 +112,8 @@ def test_credentials_are_not_in_the_environment(tmp_path: Path, monkeypatch: pyt
     environment, _arguments = worker(manifest)
     options = json.loads(environment["LLMENGINE_STORAGE_OPTIONS"])
     assert options["s3"]["endpoint_url"] == "http://store.example:9000"
-    for secret in (ACCESS_KEY, SECRET_KEY):
+    assert options["s3"]["config_kwargs"] == {"proxies": {"https": "http://proxy.example:3128"}}
+    for secret in (ACCESS_KEY, SECRET_KEY, PROXY_PASSWORD):
         assert secret not in json.dumps(manifest) + repr(launched)
     assert "LLMENGINE_STORAGE_OPTIONS_FILE" not in environment
 
@@ -120,7 +126,9 @@ def test_the_connections_credentials_are_a_secret_that_the_pod_mounts(
     environment, _arguments = worker(manifest)
     assert environment["LLMENGINE_STORAGE_OPTIONS_FILE"].startswith("/var/run/secrets/")
     assert any(volume.get("secret", {}).get("secretName") for volume in manifest["spec"]["volumes"])
-    for secret in (ACCESS_KEY, SECRET_KEY):
+    assert "LLMENGINE_STORAGE_OPTIONS" not in environment
+    assert launched.credentials["s3"]["endpoint_url"] == "http://store.example:9000"
+    for secret in (ACCESS_KEY, SECRET_KEY, PROXY_PASSWORD):
         assert secret not in json.dumps(manifest) + repr(launched)
 
 

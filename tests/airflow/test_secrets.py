@@ -6,6 +6,7 @@ import http.server
 import json
 import logging
 import os
+import re
 import stat
 import threading
 import traceback
@@ -18,6 +19,7 @@ import pytest
 from airflow_llmengine.exceptions import ConnectionUnusableError, LLMEngineError, StorageRefusedError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.hooks.storage_credentials import public_options
 from tests.airflow.operators_in_tests import EchoJob, connection, run, task_context
 
 SIGNATURE = "s1gnature"
@@ -75,6 +77,76 @@ def test_a_credential_among_the_workers_variables_is_refused_and_not_shown(name:
 )
 def test_what_only_sounds_like_a_credential_is_taken(name: str) -> None:
     assert ConnectionSettings.parse("the_id", {"worker_environment": {name: "x"}}).worker_environment == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "name", ["AZURE_STORAGE_KEY", "AZURE_STORAGE_CONNECTION_STRING", "SSH_PASSPHRASE", "DB_PWD", "AIRFLOW_CONN_STORE"]
+)
+def test_other_clouds_variables_are_refused_too(name: str) -> None:
+    with pytest.raises(ConnectionUnusableError, match=f"{name} looks like a credential"):
+        ConnectionSettings.parse("the_id", {"worker_environment": {name: "x"}})
+
+
+@pytest.mark.parametrize("proxy", [f"http://me:{SIGNATURE}@proxy:3128", f"me:{SIGNATURE}@proxy:3128"])
+def test_a_proxys_password_among_the_workers_variables_is_refused_and_not_shown(proxy: str) -> None:
+    with pytest.raises(ConnectionUnusableError, match="HTTPS_PROXY looks like a credential, or holds") as refused:
+        ConnectionSettings.parse("the_id", {"worker_environment": {"HTTPS_PROXY": proxy}})
+    assert SIGNATURE not in "".join(traceback.format_exception(refused.value))
+    plain = {"HTTPS_PROXY": "http://proxy:3128", "PWD": "/", "IMAGE": "worker:1@sha256:0", "MAIL": "me@example.org"}
+    assert ConnectionSettings.parse("the_id", {"worker_environment": plain}).worker_environment == plain
+
+
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [
+        ("s3.client_kwargs.aws_secret_access_key", {"s3": {"client_kwargs": {"aws_secret_access_key": SIGNATURE}}}),
+        ("s3.s3_additional_kwargs.SSECustomerKey", {"s3": {"s3_additional_kwargs": {"SSECustomerKey": SIGNATURE}}}),
+        ("s3.config_kwargs.proxies.https", {"s3": {"config_kwargs": {"proxies": {"https": f"a:{SIGNATURE}@proxy:1"}}}}),
+        ("s3.endpoint_url", {"s3": {"endpoint_url": f"https://me:{SIGNATURE}@store.example"}}),
+        ("az.account_key", {"az": {"account_name": "me", "account_key": SIGNATURE}}),
+        ("az.connection_string", {"az": {"connection_string": f"AccountName=me;AccountKey={SIGNATURE}"}}),
+        ("az.account_url", {"az": {"account_url": f"https://me.blob.example/?sv=1&sig={SIGNATURE}"}}),
+        ("sftp.passphrase", {"sftp": {"username": "me", "passphrase": SIGNATURE}}),
+        (
+            "https.client_kwargs.headers.Authorization",
+            {"https": {"client_kwargs": {"headers": {"Authorization": SIGNATURE}}}},
+        ),
+        ("https.headers.0.1", {"https": {"headers": [["X-Own", f"Bearer {SIGNATURE}"]]}}),
+        ("https.headers.X-Api-Key", {"https": {"headers": {"X-Api-Key": SIGNATURE}}}),
+    ],
+)
+def test_a_credential_among_storage_options_is_found_wherever_it_is(path: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConnectionUnusableError, match=f"{re.escape(path)} looks like a credential") as refused:
+        ConnectionSettings.parse("the_id", {"storage_options": options})
+    assert SIGNATURE not in "".join(traceback.format_exception(refused.value))
+    assert SIGNATURE not in json.dumps(public_options(options))
+
+
+def test_options_about_credentials_that_are_none_are_taken_and_reach_the_pod() -> None:
+    options: dict[str, dict[str, Any]] = {
+        "s3": {
+            "anon": False,
+            "endpoint_url": "https://store.example:9000/?region=a",
+            "config_kwargs": {"signature_version": "s3v4", "proxies": {"https": "http://proxy:3128"}},
+            "client_kwargs": {"verify": "/etc/ca.pem", "region_name": "us-east-1"},
+            "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "alias/mine"},
+        },
+        "sftp": {"host": "h", "username": "me", "key_filename": "/keys/id", "key_path": "/keys/id"},
+        "az": {"account_name": "me", "tenant_id": "t", "client_id": "c"},
+        "https": {
+            "client_kwargs": {"headers": {"Accept": "text/plain"}},
+            "use_token": True,
+            "token_url": "https://a/b",
+        },
+    }
+    assert ConnectionSettings.parse("the_id", {"storage_options": options}).storage_options == options
+    assert public_options(options) == options
+
+
+def test_a_url_is_shown_without_its_user() -> None:
+    """Where the store is the pod must know."""
+    private = {"s3": {"endpoint_url": f"https://me:{SIGNATURE}@store.example:1/a", "key": "k"}, "gs": {"token": "t"}}
+    assert public_options(private) == {"s3": {"endpoint_url": "https://store.example:1/a"}}
 
 
 @pytest.mark.parametrize(
