@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
@@ -25,7 +26,10 @@ from airflow_llmengine.operators.replica_launch import (
     LAUNCH_KEY,
     GroupLaunch,
     handle_of,
+    is_complete,
+    is_late,
     joined_request,
+    refuse_ended,
     refuse_superseded,
 )
 from airflow_llmengine.operators.worker_task import WorkerTaskMixin
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
     from airflow_llmengine.exceptions import LLMEngineError
     from airflow_llmengine.operators.worker_pod import WorkerEnd
     from airflow_llmengine.storage.status import JobStatus
+
+COLLECT_SECONDS = 900.0
+"""So long putting the output together may take at least, also where the job's deadline comes before, or is over."""
 
 TOLD_REPLICAS = 3
 """Of how many failed replicas the message says why."""
@@ -103,12 +110,15 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
             return accepted_summary(manifest, options.max_error_rate)
         self._reasons = self._reasons_of(context["ti"])
         request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
-        refuse_superseded(hook.get(handle.path), handle, self.plan_task_id)
+        status = hook.get(handle.path)
+        refuse_superseded(status, handle, self.plan_task_id)
+        self._refuse_ended(context, status)
+        deadline = launch["deadline"] if status.job is None else status.job.deadline
         attempt = WorkerAttempt(
             handle=handle,
             owner=launch["owner"],
             series=launch["series"],
-            deadline=launch["deadline"],
+            deadline=max(deadline, time.time() + COLLECT_SECONDS),
             max_error_rate=options.max_error_rate,
             replica=None,
             replicas=launch["replicas"],
@@ -122,6 +132,17 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
         self._reasons = self._reasons_of(context["ti"])
         return super().trigger_reentry(context, event, attempt)
 
+    def _refuse_ended(self, context: Context, status: JobStatus) -> None:
+        """Refuse where nobody may do what is missing: a worker could not say more."""
+        if is_complete(status):
+            return
+        try:
+            refuse_ended(status, self.plan_task_id)
+        except (DeadlineExceededError, JobCancelledError) as error:
+            # A pod that waits for a node does not end at the deadline.
+            self._tidy_pods(context)
+            raise type(error)(f"{self._told(status)} {error}") from None
+
     def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> dict[str, Any]:
         manifest = hook.read_manifest(attempt.handle)
         self._refuse_if_ended()
@@ -132,25 +153,35 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
         return accepted_summary(manifest, attempt.max_error_rate)
 
     def _failure(self, end: WorkerEnd, attempt: WorkerAttempt, status: JobStatus) -> LLMEngineError:
-        if status.job is not None:
+        if is_complete(status):
+            # That replicas were stopped at the deadline is over.
+            status = replace(status, heartbeats=[])
+        elif status.job is not None:
             attempt = replace(attempt, deadline=status.job.deadline)
         failure = end.failure(
             attempt, status, series=None, launched_by=f"{self.plan_task_id} with its downstream tasks"
         )
-        told = " ".join([f"{_missing(status)}.", *self._reasons])
+        told = self._told(status)
         if isinstance(failure, DeadlineExceededError | JobCancelledError):
             return type(failure)(f"{told} {failure}")
-        if isinstance(failure, JobInterruptedError) and status.end is not None and not _count_missing(status):
-            return JobIncompleteError(
-                f"Too many records failed: {end.said}. {KEPT}. Clear the replicas, with their downstream "
-                f"tasks, to make those again within this max_runtime_sec; or {self.plan_task_id} for a new one."
+        if isinstance(failure, JobInterruptedError) and is_complete(status):
+            again = (
+                f"Clear {self.plan_task_id} with its downstream tasks to make those again"
+                if is_late(status)
+                else "Clear the replicas, with their downstream tasks, to make those again within this "
+                f"max_runtime_sec; or {self.plan_task_id} for a new one"
             )
+            return JobIncompleteError(f"Too many records failed: {end.said}. {KEPT}. {again}.")
         if isinstance(failure, JobInterruptedError):
             return JobIncompleteError(
                 f"{told} {KEPT}. Clear the replicas that failed, with their downstream tasks, to go on within this "
                 f"max_runtime_sec; or {self.plan_task_id} for a new one."
             )
         return failure
+
+    def _told(self, status: JobStatus) -> str:
+        """What is missing, and why."""
+        return " ".join([f"{_missing(status)}.", *self._reasons])
 
     def _reasons_of(self, ti: Any) -> list[str]:
         """A sentence for each of the first replicas that did not succeed."""
@@ -184,11 +215,9 @@ def _unfinished(states: Mapping[str, Any], task_id: str) -> dict[int, str]:
 def _missing(status: JobStatus) -> str:
     if status.end is None:
         return "The job is not done: no replica has read the input to its end"
-    return f"The job is not done: {_count_missing(status)} of {status.end.chunks} chunks are missing"
-
-
-def _count_missing(status: JobStatus) -> int:
-    return 0 if status.end is None else status.end.chunks - status.chunks_committed
+    return (
+        f"The job is not done: {status.end.chunks - status.chunks_committed} of {status.end.chunks} chunks are missing"
+    )
 
 
 def _first_sentence(message: str) -> str:

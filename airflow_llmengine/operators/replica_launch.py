@@ -96,8 +96,20 @@ def refuse_superseded(status: JobStatus, handle: JobHandle, plan_task_id: str) -
         )
 
 
+def is_complete(status: JobStatus) -> bool:
+    """Whether every chunk of a job is committed, so that only the output is to be put together."""
+    return status.end is not None and status.chunks_committed >= status.end.chunks
+
+
+def is_late(status: JobStatus) -> bool:
+    """Whether a job's time is over."""
+    return status.job is not None and time.time() >= status.job.deadline
+
+
 def refuse_ended(status: JobStatus, plan_task_id: str) -> None:
     """Refuse to go on with a job that was cancelled, or whose time is over: only a new launch goes on with it.
+
+    A job whose chunks are all committed is in time, whenever its output is put together.
 
     Raises:
         JobCancelledError, DeadlineExceededError: See each.
@@ -107,7 +119,7 @@ def refuse_ended(status: JobStatus, plan_task_id: str) -> None:
             f"The job was cancelled ({status.cancelled.reason}). {KEPT}. Clear {plan_task_id} with its downstream "
             "tasks, or start a new run, to go on."
         )
-    if status.job is not None and time.time() >= status.job.deadline:
+    if is_late(status) and not is_complete(status):
         raise DeadlineExceededError(
             f"max_runtime_sec is used up, retries included. {KEPT}. Clear {plan_task_id} with its downstream tasks, or "
             "start a new run, to go on with a new budget."

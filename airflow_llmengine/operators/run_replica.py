@@ -14,6 +14,8 @@ from airflow_llmengine.operators.replica_launch import (
     FAILURE_KEY,
     ReplicaLaunch,
     handle_of,
+    is_complete,
+    is_late,
     joined_request,
     refuse_ended,
     refuse_superseded,
@@ -69,9 +71,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
         handle = handle_of(launch)
         self._end_leftovers(handle.path, launch["replica"], launch["series"])
         if hook.read_manifest(handle) is not None:
-            self.log.info("The job is done already; nothing is left to do for replica %d.", launch["replica"])
-            self._tidy_pods(context)
-            self._refuse_if_ended()
+            self._leave(context, launch["replica"])
             return
         request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
         status = hook.get(handle.path)
@@ -82,6 +82,9 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             # A pod that waits for a node does not end at the deadline.
             self._tidy_pods(context)
             raise
+        if is_late(status) and is_complete(status):
+            self._leave(context, launch["replica"])
+            return
         attempt = WorkerAttempt(
             handle=handle,
             owner=launch["owner"],
@@ -94,6 +97,11 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             launched_by=self.plan_task_id,
         )
         self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+
+    def _leave(self, context: Context, replica: int) -> None:
+        self.log.info("The job is done already; nothing is left to do for replica %d.", replica)
+        self._tidy_pods(context)
+        self._refuse_if_ended()
 
     def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> None:
         self._refuse_if_ended()

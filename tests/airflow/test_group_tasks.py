@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from airflow_llmengine.exceptions import (
 )
 from airflow_llmengine.hooks.leftovers import WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
+from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 from tests.airflow.operators_in_tests import EchoJob, connection, task_context
 
 ONE_A_CHUNK = 200_000
@@ -103,6 +106,11 @@ class Tasks:
         result: dict[str, Any] = operator.execute(context)
         return result
 
+    def be_late(self) -> None:
+        """Have the job's time be over."""
+        (document,) = Path(f"{self.job.output}.job").glob("*/job.json")
+        document.write_text(json.dumps({**json.loads(document.read_text()), "deadline": 1.0}))
+
     def failure(self, launch: Any, **arguments: Any) -> LLMEngineError:
         with pytest.raises(LLMEngineError) as failed:
             self.replica(launch, **arguments)
@@ -142,8 +150,7 @@ def test_a_replica_alone_gets_no_new_budget_and_no_way_around_a_cancel(tasks: Ta
 
     tasks.tries = 1
     launch, _ = tasks.plan()
-    (document,) = Path(f"{tasks.job.output}.job").glob("*/job.json")
-    document.write_text(json.dumps({**json.loads(document.read_text()), "deadline": 1.0}))
+    tasks.be_late()
     late = tasks.failure(launch)
     assert isinstance(late, DeadlineExceededError)
     for error in (cancelled, late):
@@ -227,6 +234,50 @@ def test_collect_tells_a_deadline_and_a_cancel_from_mere_missing_chunks(tasks: T
     LLMEngineHook().cancel(str(tasks.job.output), "too dear")
     with pytest.raises(JobCancelledError, match=r"^The job is not done: .* Replica 0: .*\(too dear\)"):
         tasks.collect()
+
+
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> list[WorkerAttempt]:
+    """What workers were started for."""
+    started = []
+    run_worker = WorkerTaskMixin._run_worker
+
+    def note(self: Any, context: Any, hook: Any, attempt: WorkerAttempt, request: Any) -> Any:
+        started.append(attempt)
+        return run_worker(self, context, hook, attempt, request)
+
+    monkeypatch.setattr(WorkerTaskMixin, "_run_worker", note)
+    return started
+
+
+@pytest.mark.slow
+def test_past_the_deadline_what_was_made_in_time_is_still_put_together(
+    tasks: Tasks, attempts: list[WorkerAttempt]
+) -> None:
+    launches = tasks.plan()
+    for launch in launches:
+        tasks.replica(launch)
+    made = tasks.job.generations()
+    tasks.be_late()
+    attempts.clear()
+    tasks.replica(launches[0])
+    assert not attempts, "nothing is left for it to do"
+    assert tasks.collect()["records"] == 4
+    # A pod that was given none would not be made, or end at once.
+    (collecting,) = attempts
+    assert collecting.deadline > time.time()
+    assert tasks.job.generations() == made
+
+
+def test_past_the_deadline_collect_tells_what_is_missing_without_a_worker(
+    tasks: Tasks, attempts: list[WorkerAttempt]
+) -> None:
+    tasks.plan()
+    tasks.states["teams.replicas_0"] = "failed"
+    tasks.be_late()
+    with pytest.raises(DeadlineExceededError, match=r"^The job is not done: .*Replica 0: .* max_runtime_sec is used"):
+        tasks.collect()
+    assert not attempts
 
 
 def test_collect_without_a_launch_says_so_before_it_renders_anything(tasks: Tasks) -> None:
