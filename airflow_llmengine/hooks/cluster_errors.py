@@ -14,6 +14,7 @@ def cluster_errors() -> Iterator[None]:
 
     Without its causes: Airflow logs those too, and they quote whole objects.
     """
+    from airflow.sdk.exceptions import AirflowNotFoundException
     from kubernetes.client.exceptions import ApiException
     from kubernetes.config.config_exception import ConfigException
     from urllib3.exceptions import HTTPError
@@ -28,7 +29,8 @@ def cluster_errors() -> Iterator[None]:
         raise ClusterUnavailableError(
             f"The Kubernetes API can't be reached ({type(error).__name__}). A retry goes on where the job stands."
         ) from None
-    except ConfigException as error:
+    except (ConfigException, AirflowNotFoundException) as error:
+        reason = str(error).rstrip(".")
         raise ConnectionUnusableError(
-            f"The Kubernetes connection can't be used: {error}. Correct it, and clear the task."
+            f"The Kubernetes connection can't be used: {reason}. Correct it, or name another as kubernetes_conn_id."
         ) from None

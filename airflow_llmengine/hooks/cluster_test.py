@@ -98,13 +98,11 @@ def _smallest_pod(settings: ConnectionSettings) -> V1Pod:
 
 
 def _from_template(template: dict[str, Any]) -> V1Pod:
-    from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
     from kubernetes.client import V1Container, V1ObjectMeta, V1PodSpec
 
-    try:
-        pod = PodGenerator.deserialize_model_dict(template)
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ConnectionUnusableError(f"pod_template: it can't be read as a pod: {error}.") from None
+    from airflow_llmengine.hooks.pod_template import read_pod_template
+
+    pod = read_pod_template(template)
     pod.api_version, pod.kind = "v1", "Pod"
     pod.metadata = pod.metadata or V1ObjectMeta()
     pod.metadata.name, pod.metadata.generate_name = None, "llmengine-test-"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
@@ -71,6 +72,16 @@ def _labels(values: Mapping[str, tuple[str, ...]]) -> None:
 
 class _Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_fields(cls, given: Any) -> Any:
+        known = {*cls.model_fields, *(field.alias or name for name, field in cls.model_fields.items())}
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in known:
+                near = get_close_matches(str(name), sorted(known), n=1)
+                raise ValueError(f"{name} is not a field of it" + (f"; did you mean {near[0]}?" if near else ""))
+        return given
 
 
 class Toleration(_Settings):

@@ -44,9 +44,11 @@ class TaskPodsMixin(_Base):
         """Take from the connection what the DAG leaves open. Called whenever the task begins, or goes on.
 
         Raises:
-            ConnectionUnusableError: There is no image.
+            ConnectionUnusableError: There is no image, or its template is no pod.
         """
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+        from airflow_llmengine.hooks.pod_template import read_pod_template
 
         if settings.kubernetes_conn_id and self.kubernetes_conn_id in (None, KubernetesHook.default_conn_name):
             self.kubernetes_conn_id = settings.kubernetes_conn_id
@@ -54,6 +56,7 @@ class TaskPodsMixin(_Base):
         # Pods are looked for there, too, and not only made.
         self.namespace = self.namespace or self._template_namespace() or settings.namespace
         if settings.pod_template and not (self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
+            read_pod_template(settings.pod_template)
             self.pod_template_dict = settings.pod_template
             self.namespace = self.namespace or self._template_namespace()
         if not (self.image or settings.image or self.pod_template_file or self.pod_template_dict or self.full_pod_spec):
@@ -161,7 +164,11 @@ class TaskPodsMixin(_Base):
             self.log.warning("Pods that ended long ago could not be looked for (%s).", type(error).__name__)
             return
         if deleted:
-            self.log.info("Deleted pods that ended more than %d s ago: %s.", ttl, ", ".join(deleted))
+            self.log.info(
+                "Deleted pods that ended more than %d s ago, or did not start by their deadline: %s.",
+                ttl,
+                ", ".join(deleted),
+            )
 
     def _await_gone(self, pods: list[V1Pod]) -> None:
         """Wait until pods that are being deleted are gone, and others have ended: two attempts must not work at once."""

@@ -94,7 +94,16 @@ def test_the_form_leaves_what_is_empty_out() -> None:
         ({"pod_credentials": "SECRET"}, "pod_credentials: "),
         ({"worker_environment": {"LLMENGINE_STORAGE_OPTIONS": "SECRET"}}, "LLMENGINE_STORAGE_OPTIONS is set by the"),
         ({"cluster": "{gpu"}, "cluster: is not JSON"),
-        ({"cluster": {"gpu_platfrom": "gke"}}, r"cluster\.gpu_platfrom"),
+        ({"cluster": {"acelerator": "none"}}, "cluster: acelerator is not a field of it; did you mean accelerator?"),
+        (
+            {"cluster": {"gpu_nodes": {"nvidia-tesla-t4": {"resorce": "SECRET"}}}},
+            "nvidia-tesla-t4: resorce is not a field of it; did you mean resource?",
+        ),
+        (
+            {"cluster": {"tolerations": [{"tolerationSecond": 1}]}},
+            "tolerationSecond is not a field of it; did you mean tolerationSeconds?",
+        ),
+        ({"cluster": {"zzz": 1}}, "cluster: zzz is not a field of it"),
         ({"cluster": {"credentials_secret": "Not A Name"}}, r"cluster\.credentials_secret"),
         ({"pod_template": {"kind": "Deployment"}}, "pod_template: Deployment is not a part of a pod"),
     ],

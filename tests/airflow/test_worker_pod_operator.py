@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from airflow.sdk.exceptions import TaskDeferred
 from kubernetes.client import models as k8s
 from kubernetes.client.exceptions import ApiException
 
-from airflow_llmengine.exceptions import ClusterUnavailableError, TaskKilledError
+from airflow_llmengine.exceptions import ClusterUnavailableError, ConnectionUnusableError, TaskKilledError
 from airflow_llmengine.hooks import pods
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
@@ -64,6 +65,64 @@ def test_a_template_file_names_the_namespace(tmp_path: Path, monkeypatch: pytest
     operator = EchoJob(tmp_path, []).operator(pod_template_file=str(tmp_path / "pod.yaml"))
     operator._apply_connection(LLMEngineHook().settings)
     assert operator.namespace == "file"
+
+
+HOW = pytest.mark.parametrize(
+    "options", [{}, {"deferrable": True}, {"wait_for_completion": False}], ids=["waits", "deferred", "handed over"]
+)
+
+
+def refused(folder: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], **of_connection: Any) -> str:
+    """What the task says of its connection."""
+    # Read from KUBECONFIG when the client is imported: a cluster that this machine has is none of this test's.
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(folder / "none"))
+    given = connection(launcher="kubernetes", image="worker:1", **of_connection)
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", given)
+    context = task_context(dag=SimpleNamespace(parent_dag=None))
+    with pytest.raises(ConnectionUnusableError) as raised:
+        run(EchoJob(folder / "job", ["one"]).operator(**options), context)
+    # Airflow logs what led to it, too.
+    assert "SECRET" not in "".join(traceback.format_exception(raised.value))
+    return str(raised.value)
+
+
+@HOW
+def test_a_kubernetes_connection_that_is_not_there_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    said = refused(tmp_path, monkeypatch, options, kubernetes_conn_id="nowhere")
+    assert said == (
+        "The Kubernetes connection can't be used: The conn_id `nowhere` isn't defined. Correct it, or name another as "
+        "kubernetes_conn_id."
+    )
+
+
+@HOW
+def test_a_machine_that_knows_no_cluster_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    said = refused(tmp_path, monkeypatch, options)
+    assert said == (
+        "The Kubernetes connection can't be used: Invalid kube-config file. No configuration found. Correct it, or "
+        "name another as kubernetes_conn_id."
+    )
+
+
+@HOW
+@pytest.mark.parametrize(
+    ("template", "fault"),
+    [
+        ({"spec": {"containers": [{"name": "base", "volumeMounts": [{"name": "a"}]}]}}, "a part of it lacks mountPath"),
+        ({"spec": {"containers": [{"image": "SECRET"}]}}, "a part of it lacks name"),
+        ({"spec": {"containers": [], "activeDeadlineSeconds": "SECRET"}}, "a value in it is of a wrong type"),
+        ({"metadata": {"creationTimestamp": "SECRET"}}, "a value in it is of a wrong type"),
+    ],
+)
+def test_a_template_that_is_no_pod_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], template: dict[str, Any], fault: str
+) -> None:
+    said = refused(tmp_path, monkeypatch, options, pod_template=template)
+    assert said == f"The connection's pod_template can't be read as a pod: {fault}. Correct it there."
 
 
 def test_a_local_worker_is_waited_for_in_the_task_whatever_deferrable_says(echo_job: EchoJob) -> None:

@@ -101,7 +101,10 @@ def test_a_claims_name_is_a_volume() -> None:
             {"gpu_nodes": {"nvidia-tesla-t4": {"node_selector": {"pool": []}}}},
             "gpu_nodes.nvidia-tesla-t4.node_selector: pool has no value",
         ),
-        ({"gpu_nodes": {"nvidia-tesla-t4": {"selector": {}}}}, "gpu_nodes.nvidia-tesla-t4.selector: Extra inputs"),
+        (
+            {"gpu_nodes": {"nvidia-tesla-t4": {"selector": {}}}},
+            "gpu_nodes.nvidia-tesla-t4: selector is not a field of it; did you mean node_selector?",
+        ),
     ],
 )
 def test_what_kubernetes_would_refuse_is_refused_with_the_field_and_what_to_use(

@@ -101,8 +101,8 @@ def test_with_what_is_needed_and_no_more_all_is_well(
         ({"cluster": {"service_account_name": "nobody"}}, "would not take a worker's pod.*nobody"),
         ({"request_defaults": {"priority": "nothing-above"}}, "would not take a worker's pod.*nothing-above"),
         ({"pod_template": {"spec": {"dnsPolicy": "Odd", "containers": [{"name": "a"}]}}}, "would not take.*dnsPolicy"),
-        ({"pod_template": {"spec": {"dnsPolicy": "Default"}}}, "pod_template: it can't be read as a pod: .*containers"),
-        ({"pod_template": {"spec": {"containers": 5}}}, "pod_template: it can't be read as a pod"),
+        ({"pod_template": {"spec": {"dnsPolicy": "Default"}}}, "pod_template can't be read as a pod: .*containers"),
+        ({"pod_template": {"spec": {"containers": 5}}}, "pod_template can't be read as a pod"),
         ({"kubernetes_conn_id": "nowhere"}, "The Kubernetes connection nowhere can't be used: "),
     ],
 )
