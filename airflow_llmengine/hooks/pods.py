@@ -155,7 +155,9 @@ def events_of(client: CoreV1Api, pod: V1Pod) -> list[Any]:
 
 
 def delete_expired(client: CoreV1Api, namespace: str, *, ttl_seconds: float, now: datetime | None = None) -> list[str]:
-    """Delete this package's pods that have ended long ago: Kubernetes has a time to live for Jobs, not for pods.
+    """Delete this package's pods that have ended long ago, or wait to start past their deadline, whoever made them.
+
+    Kubernetes has a time to live for Jobs, not for pods, and a pod's ``activeDeadlineSeconds`` count from its start on.
 
     Args:
         client: The API.
@@ -167,13 +169,14 @@ def delete_expired(client: CoreV1Api, namespace: str, *, ttl_seconds: float, now
         The names of the pods that were deleted.
     """
     from airflow_llmengine.kube.labels import WORKER_SELECTOR
-    from airflow_llmengine.kube.reattach import finished_at
+    from airflow_llmengine.kube.reattach import finished_at, has_missed_its_start
 
-    before = (now or datetime.now(UTC)) - timedelta(seconds=ttl_seconds)
+    now = now or datetime.now(UTC)
+    before = now - timedelta(seconds=ttl_seconds)
     deleted = []
     for pod in patiently(client.list_namespaced_pod)(namespace, label_selector=WORKER_SELECTOR).items:
         ended = finished_at(pod)
-        if ended is not None and ended < before:
+        if (ended is not None and ended < before) or has_missed_its_start(pod, now.timestamp()):
             delete_pod(client, pod)
             deleted.append(str(pod.metadata.name))
     return deleted

@@ -32,6 +32,9 @@ PROTOCOL_ANNOTATION = "airflow-llmengine/protocol-version"
 HANDED_OVER_ANNOTATION = "airflow-llmengine/handed-over"
 """``true`` on a pod that its task does not wait for: a sensor sees to its end. Other pods lack it."""
 
+DEADLINE_ANNOTATION = "airflow-llmengine/deadline"
+"""Seconds since the epoch after which the pod can't do anything any more. Not a part of what must match."""
+
 COLLECT = "collect"
 """The value of ``REPLICA_ANNOTATION`` of the pod that puts the shares together."""
 

@@ -9,12 +9,17 @@ from typing import Literal
 
 from kubernetes.client import V1Pod
 
+from airflow_llmengine.kube.labels import DEADLINE_ANNOTATION
+
 CHECKED_LABEL = "already_checked"
 """By it KubernetesPodOperator marks a pod that a task has seen the end of, and keeps."""
 
 ENDING_SLACK_SECONDS = 120.0
 """So long after its grace a pod that has failed is taken for one whose containers run; later nobody is there to tell
 that they have ended."""
+
+MISSED_SECONDS = 60.0
+"""So long after its deadline a pod that has not started is left to the task that made it."""
 
 Fate = Literal["adopt", "finished", "ended", "going", "replace"]
 """``adopt``: it does exactly what is to be done; ``finished``: it has done it while nobody watched; ``ended``: it has
@@ -72,6 +77,22 @@ def is_ending(pod: V1Pod, now: float | None = None) -> bool:
     told = _last_told(pod)
     grace = (pod.spec and pod.spec.termination_grace_period_seconds) or 0
     return told is not None and (time.time() if now is None else now) <= told + grace + ENDING_SLACK_SECONDS
+
+
+def has_missed_its_start(pod: V1Pod, now: float) -> bool:
+    """Whether a pod still waits to start, and its deadline has passed: Kubernetes counts from the start on only.
+
+    Args:
+        pod: As the API server shows it.
+        now: Seconds since the epoch.
+    """
+    if pod.status is None or pod.status.phase != "Pending" or pod.metadata.deletion_timestamp is not None:
+        return False
+    try:
+        deadline = float((pod.metadata.annotations or {})[DEADLINE_ANNOTATION])
+    except (KeyError, ValueError):
+        return False
+    return now > deadline + MISSED_SECONDS
 
 
 def _has_running_container(pod: V1Pod) -> bool:

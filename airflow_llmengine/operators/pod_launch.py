@@ -105,6 +105,7 @@ class PodLaunch:
         Raises:
             RequestRefusedError: The cluster has no such GPU, or a label is taken.
         """
+        from airflow_llmengine.kube.labels import DEADLINE_ANNOTATION
         from airflow_llmengine.kube.storage_secret import with_storage_secret
         from airflow_llmengine.kube.worker_pod import WorkerIdentity, WorkerStart, worker_pod
         from airflow_llmengine.spec.validation import RequestInvalidError
@@ -116,7 +117,8 @@ class PodLaunch:
                 request=self.request,
                 cluster=self.settings.cluster,
                 identity=WorkerIdentity(
-                    role="collect" if self.attempt.replica is None else "replica", annotations=self.identity
+                    role="collect" if self.attempt.replica is None else "replica",
+                    annotations={**self.identity, DEADLINE_ANNOTATION: str(math.ceil(self.attempt.deadline))},
                 ),
                 start=WorkerStart(
                     command=[self.settings.python or "python", "-m", WORKER_MODULE],

@@ -73,7 +73,8 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
       new pod. A pod that has failed is kept to be looked at, as long as ``[llmengine] finished_pod_ttl_seconds`` says,
       unless the launching task's ``on_finish_action`` says otherwise.
     - When the sensor itself is killed, cleared, or ends by its ``timeout``, it leaves the pod alone: a retry waits on.
-      What bounds the pod then is the job's deadline, at which Kubernetes ends it.
+      What bounds the pod then is the job's deadline, at which Kubernetes ends it. One that has not started by then is
+      deleted by the next task that makes a pod in the namespace.
 
     Pods of a task that waits itself are that task's business. Where the cluster can't be reached, or its pods may not
     be listed, the sensor says so once and goes by the job's files alone.

@@ -79,6 +79,13 @@ def worker(manifest: dict[str, Any]) -> tuple[dict[str, str], list[str]]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}, container["args"]
 
 
+def test_the_pod_says_until_when_it_is_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launch(tmp_path, monkeypatch)
+    assert completed(launched)["metadata"]["annotations"]["airflow-llmengine/deadline"] == "4000000000"
+    # A later attempt of the series may find another deadline, and takes the pod over.
+    assert "airflow-llmengine/deadline" not in launched.identity
+
+
 def test_a_small_request_travels_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment, arguments = worker(completed(launch(tmp_path, monkeypatch)))
     assert json.loads(environment["LLMENGINE_REQUEST"])["model_config"] == {"model": "m"}

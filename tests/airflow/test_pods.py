@@ -33,6 +33,7 @@ from airflow_llmengine.hooks.pods import (
     log_tail,
     read_pod,
 )
+from airflow_llmengine.kube.labels import DEADLINE_ANNOTATION
 from tests.airflow.cluster_double import CONTAINER, NAMESPACE, ScriptedApi, a_pod, moment, refusal
 
 LOST = ReadTimeoutError(None, "/api/v1/namespaces/batch/pods", "no answer")  # type: ignore[arg-type]
@@ -202,6 +203,25 @@ def test_only_pods_that_ended_long_ago_are_deleted() -> None:
     assert delete_expired(api, NAMESPACE, ttl_seconds=100, now=moment(1000)) == ["old", "evicted"]
     assert set(api.pods) == {"young", "at-work", "waiting"}
     assert api.calls[0][1]["label_selector"] == "airflow-llmengine/worker=true"
+
+
+def test_a_pod_that_waits_to_start_past_its_deadline_is_deleted() -> None:
+    """Kubernetes does not end it: a pod's time is counted from its start on."""
+
+    def left(name: str, phase: str, deadline: str | None = "900", **fields: Any) -> Any:
+        annotations = None if deadline is None else {DEADLINE_ANNOTATION: deadline}
+        return a_pod(name, phase, annotations=annotations, **fields)
+
+    api = ScriptedApi(
+        left("missed", "Pending"),
+        left("its-tasks-yet", "Pending", "941"),
+        left("at-work", "Running"),
+        left("going", "Pending", deletion=1100),
+        left("of-an-older-version", "Pending", None),
+        left("not-ours", "Pending", "noon"),
+        left("failed", "Failed", ended=950),
+    )
+    assert delete_expired(api, NAMESPACE, ttl_seconds=100, now=moment(1000)) == ["missed"]
 
 
 def test_of_the_log_only_the_workers_own_lines_are_told_above_debug() -> None:
