@@ -171,7 +171,7 @@ class TaskPodsMixin(_Base):
             )
 
     def _await_gone(self, pods: list[V1Pod]) -> None:
-        """Wait until pods that are being deleted are gone, and others have ended: two attempts must not work at once."""
+        """Wait until pods that are deleted are gone, and others ended: two attempts must not work at once."""
         from airflow_llmengine.hooks.worker_pod_manager import refuse_lost
         from airflow_llmengine.kube.reattach import is_active
 
@@ -187,6 +187,14 @@ class TaskPodsMixin(_Base):
             except NodeLostError as error:
                 # Should it wake up again, the job's files keep it from doing harm.
                 self.log.warning("%s Going on without waiting for it.", error)
+
+    def _free_name(self, pods: list[V1Pod], name: str) -> None:
+        """Delete a kept pod whose name the next one has: without a random suffix all attempts' pods have the same."""
+        for pod in pods:
+            if name_of(pod) == name and self._look(pod) is not None:
+                self.log.info("Deleting the pod %s of an earlier attempt: the next one has its name.", name)
+                self._delete(pod)
+                self._await_gone([pod])
 
     def _look(self, pod: V1Pod) -> V1Pod | None:
         """The pod as it is now; None if it is gone, or another one by that name is there."""
