@@ -87,7 +87,7 @@ class JobPods:
             self._client = None
             self._warn(
                 f"The job's pods can't be looked at. {error} Until they can, the job's files alone tell how it goes, "
-                "and its pods end by themselves at its deadline at the latest."
+                "and its pods that run end by themselves at its deadline at the latest."
             )
             return SeenPods(fault=str(error))
         return SeenPods(self._state(found, series, now), found)

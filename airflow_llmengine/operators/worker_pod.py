@@ -203,6 +203,7 @@ class WorkerPodMixin(TaskPodsMixin):
         if adopted is not None:
             self.log.info("Taking over the pod %s of an earlier attempt: it does this very job.", name_of(adopted))
         else:
+            self._free_name(pods, name_of(pod_request_obj))
             self._delete_expired(pod_request_obj.metadata.namespace)
         self.pod = adopted or self._create(pod_request_obj)
         self._end_if_killed()
