@@ -155,6 +155,12 @@ class PodJob:
                 with suppress(psutil.NoSuchProcess):
                     worker.resume()
 
+    def kill_workers(self) -> None:
+        """Kill the workers that run now."""
+        for worker in self._workers():
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+
     def _workers(self) -> list[psutil.Process]:
         """The processes in the job's pods, as this machine, which is their node, sees them."""
         found = []

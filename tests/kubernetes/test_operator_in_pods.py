@@ -85,6 +85,40 @@ def test_the_airflow_worker_killed_and_the_pod_finished_meanwhile(job: PodJob) -
     assert len(job.watch.names) == 1
 
 
+def test_a_retry_while_a_failed_pod_is_in_its_grace(job: PodJob) -> None:
+    """Some versions of Kubernetes call a pod failed as soon as they begin to end it, for example at its deadline."""
+    job.arguments["termination_grace_period"] = 120
+    first = job.start()
+    job.wait_for_records(2)
+    (pod,) = job.pods()
+    with job.frozen():
+        first.kill()
+        job.cluster.core.patch_namespaced_pod(pod.metadata.name, job.namespace, {"spec": {"activeDeadlineSeconds": 1}})
+        job.cluster.wait_for_phase(job.namespace, pod.metadata.name, "Failed")
+        second = job.start()
+        wait_until(lambda: "Waiting for the pod" in second.log())
+        assert len(job.watch.names) == 1
+    state, log = second.end()
+    assert state == "success", log
+    assert job.is_complete()
+    assert len(job.watch.names) == 2
+
+
+def test_a_pod_that_is_kept_does_not_block_the_next_one_of_its_name(job: PodJob) -> None:
+    job.arguments["random_name_suffix"] = False
+    first = job.start()
+    job.wait_for_records(2)
+    job.kill_workers()
+    state, log = first.end()
+    assert state == "up_for_retry", log
+    assert job.kept()
+    job.set_speed(0)
+    state, log = job.run()
+    assert state == "success", log
+    assert job.is_complete()
+    assert len(job.watch.names) == 1
+
+
 # Ends by Airflow
 
 
