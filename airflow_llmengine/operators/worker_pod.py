@@ -109,6 +109,7 @@ class WorkerPodMixin(TaskPodsMixin):
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
         from airflow_llmengine.operators.pod_launch import PodEnd
 
+        attempt = attempt or event.get("attempt")
         if attempt is None and self._attempt is not None:
             # The pod operator itself calls this where the pod has ended before it could be waited for.
             return super().trigger_reentry(context, event)

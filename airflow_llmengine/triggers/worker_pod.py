@@ -97,7 +97,8 @@ class LLMEngineWorkerPodTrigger(BaseTrigger):
         finally:
             # Without this they would go on when the trigger moves to another triggerer.
             await _end(telling, waiting)
-        yield event
+        # With the task's own arguments: `dag.test()` keeps nothing of a deferral but its event.
+        yield TriggerEvent({**event.payload, "attempt": self.attempt})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Delete the pod, which saves its work within its grace period."""
