@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 from tests.airflow.operators_in_tests import connection
-from tests.airflow.test_example_dags import MODEL, dags_test
+from tests.airflow.test_example_dags import dags_test
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.host_python import IMAGE, ROOT, HostPython
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 REVIEWS = ROOT / "dags" / "data" / "customer_reviews.jsonl"
-
-
-@pytest.fixture
-def model() -> Path:
-    if not MODEL.is_dir():
-        pytest.skip(f"the model is not prepared in {MODEL}: make quickstart prepares it")
-    return MODEL
 
 
 @pytest.fixture
@@ -53,15 +46,15 @@ def answers(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_the_quickstart_with_a_real_model(
-    cluster: Cluster, namespace: str, shared_folder: Path, home: Path, model: Path
+    cluster: Cluster, namespace: str, shared_folder: Path, home: Path, quickstart_model: Path
 ) -> None:
-    pods = HostPython(shared=(shared_folder,), read=(model,))
+    pods = HostPython(shared=(shared_folder,), read=(quickstart_model,))
     printed = dags_test(
         home,
         "llmengine_quickstart",
         AIRFLOW_CONN_LLMENGINE_DEFAULT=on_cluster(namespace, pods, engine="vllm"),
         LLMENGINE_QUICKSTART_FOLDER=str(shared_folder),
-        LLMENGINE_QUICKSTART_MODEL=str(model),
+        LLMENGINE_QUICKSTART_MODEL=str(quickstart_model),
     )
     found = answers(shared_folder)
     assert len(found) == len(REVIEWS.read_text().splitlines())
