@@ -47,8 +47,29 @@ class Cluster:
         name = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self.core.create_namespace({"metadata": {"name": name}})
         # Without it every pod is refused; a controller makes it a moment later.
-        wait_until(lambda: self.core.list_namespaced_service_account(name).items)
+        self.wait_for_service_account(name, "default")
         return name
+
+    def new_service_account(self, namespace: str, name: str) -> None:
+        """Make a service account with which pods can be made at once."""
+        self.core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+        self.wait_for_service_account(namespace, name)
+
+    def wait_for_service_account(self, namespace: str, name: str) -> None:
+        """Wait until pods of the service account are taken: on old versions its token is made a moment later."""
+        container = {"name": "base", "image": "none"}
+        pod = {"metadata": {"name": "asked"}, "spec": {"serviceAccountName": name, "containers": [container]}}
+
+        def is_taken() -> bool:
+            try:
+                self.core.create_namespaced_pod(namespace, pod, dry_run="All")
+            except client.ApiException as error:
+                if error.status in (403, 500):
+                    return False
+                raise
+            return True
+
+        wait_until(is_taken)
 
     def delete_namespace(self, name: str) -> None:
         """Have a namespace deleted, its pods killed; what is left of it goes while the next test runs."""

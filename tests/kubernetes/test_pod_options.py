@@ -27,7 +27,7 @@ def other_namespace(pod_job: PodJob) -> Iterator[str]:
 
 
 def test_the_operators_options_win_over_the_connection(pod_job: PodJob, other_namespace: str) -> None:
-    pod_job.cluster.core.create_namespaced_service_account(other_namespace, {"metadata": {"name": "of-the-dag"}})
+    pod_job.cluster.new_service_account(other_namespace, "of-the-dag")
     template = pod_job.settings["pod_template"]
     pod_job.settings |= {
         "image": "of/the-connection:1",

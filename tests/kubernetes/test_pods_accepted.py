@@ -40,7 +40,7 @@ def accept(cluster: Cluster, namespace: str, pod: Any) -> Any:
 
 def require_service_accounts(cluster: Cluster, namespace: str, *names: str) -> None:
     for name in names:
-        cluster.core.create_namespaced_service_account(namespace, {"metadata": {"name": name}})
+        cluster.new_service_account(namespace, name)
 
 
 @pytest.mark.parametrize(("platform", "gpu_type"), [(platform, gpu_type) for platform, gpu_type, *_ in EXPECTED])
