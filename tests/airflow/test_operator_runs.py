@@ -223,10 +223,10 @@ SLOW = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.2", "LLMENGINE_ECHO_CAPACITY": "
 def test_a_killed_task_is_no_success_and_the_next_attempt_goes_on(
     echo_job: EchoJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = connection(worker_environment=echo_job.environment(**SLOW))
-    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", slow)
-    # A busy machine takes a second to write down what was finished.
-    operator = echo_job.operator(termination_grace_period=10)
+    slower = {**SLOW, "LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.5"}
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(worker_environment=echo_job.environment(**slower)))
+    # Too little time for the records in flight, and a second of it for writing down what was finished.
+    operator = echo_job.operator(termination_grace_period=3)
 
     def kill_when_half_done() -> None:
         wait_until(lambda: echo_job.generations().total() >= 4)
