@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.plain_credentials import credential_variables, credentials_in
-from airflow_llmengine.kube.cluster import ClusterSettings
+from airflow_llmengine.kube.cluster import ClusterSettings, parsed_json
 
 NOT_BY_DEFAULT = ("input_data_path", "content", "output_data_path", "tool_config")
 """Fields of a request that say what one job is: a connection can't give them."""
@@ -29,17 +28,7 @@ RESERVED_VARIABLES = (
 """Environment variables of the worker that the launcher sets itself."""
 
 
-def _parsed(value: Any) -> Any:
-    """A form's text field holds JSON as text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from None
-
-
-JSONObject = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+JSONObject = Annotated[dict[str, Any], BeforeValidator(parsed_json)]
 
 
 class ConnectionSettings(BaseModel):
@@ -53,7 +42,7 @@ class ConnectionSettings(BaseModel):
     """Which engine answers; a name of the entry point group ``airflow_llmengine.engines``."""
     storage_conn_id: str | None = None
     """An AWS connection for ``s3://``; without it, what the machine has is used."""
-    storage_options: Annotated[dict[str, dict[str, Any]], BeforeValidator(_parsed)] = {}
+    storage_options: Annotated[dict[str, dict[str, Any]], BeforeValidator(parsed_json)] = {}
     """fsspec options by protocol, laid over those of the storage connection. No credentials."""
     request_defaults: JSONObject = {}
     """Fields of a request that it does not give itself; ``model_config`` field by field."""
@@ -69,13 +58,13 @@ class ConnectionSettings(BaseModel):
     pod_template: JSONObject = {}
     """A pod, as Kubernetes writes it, with what all of this cluster's workers have: volumes, sidecars, variables. Its
     container ``base`` is the worker's. A DAG that gives the pod operator a template of its own leaves this one out."""
-    cluster: Annotated[ClusterSettings, BeforeValidator(_parsed)] = ClusterSettings()
+    cluster: Annotated[ClusterSettings, BeforeValidator(parsed_json)] = ClusterSettings()
     """How pods are made in the cluster."""
     local_workers: int = Field(default=1, ge=1)
     """How many local workers may run at once on one machine."""
     python: str | None = None
     """The worker's Python interpreter; without it, the one that this process runs with, or ``python`` of the image."""
-    worker_environment: Annotated[dict[str, str], BeforeValidator(_parsed)] = {}
+    worker_environment: Annotated[dict[str, str], BeforeValidator(parsed_json)] = {}
     """Environment variables for the worker. No secrets."""
 
     @classmethod

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -205,9 +204,7 @@ def log_tail(
         # With it the client gives the text of a bytes literal.
         _preload_content=False,
     )
-    lines: deque[str] = deque(maxlen=LOG_TAIL_LINES)
-    for line in response.data.decode("utf-8", "backslashreplace").splitlines():
-        lines.append(line)
+    lines = response.data.decode("utf-8", "backslashreplace").splitlines()[-LOG_TAIL_LINES:]
     if len(lines) == LOG_TAIL_LINES:
         log(logging.INFO, f"The last {LOG_TAIL_LINES} lines of the worker's log:")
     for line in lines:

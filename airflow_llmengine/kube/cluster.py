@@ -31,7 +31,7 @@ _PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9._-]+)+", re.ASCII)
 _WORKER_PATHS = ("/tmp", "/dev")  # noqa: S108
 
 
-def _parsed(value: Any) -> Any:
+def parsed_json(value: Any) -> Any:
     """A form's text field holds JSON as text."""
     if not isinstance(value, str):
         return value
@@ -43,7 +43,7 @@ def _parsed(value: Any) -> Any:
 
 def _parsed_object(value: Any) -> Any:
     """JSON where it looks like an object; another text stands for itself."""
-    return _parsed(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
+    return parsed_json(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
 
 
 def _parsed_names(value: Any) -> Any:
@@ -51,7 +51,7 @@ def _parsed_names(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
-        return _parsed(value)
+        return parsed_json(value)
     return [name.strip() for name in value.split(",")]
 
 
@@ -112,7 +112,7 @@ class Toleration(_Settings):
         return self
 
 
-Tolerations = Annotated[tuple[Toleration, ...], BeforeValidator(_parsed)]
+Tolerations = Annotated[tuple[Toleration, ...], BeforeValidator(parsed_json)]
 
 
 class GpuNodes(_Settings):
@@ -151,7 +151,7 @@ class ClusterSettings(_Settings):
     """``none``: pods ask for no GPU, whatever a request says, for an engine that runs on the CPU."""
     gpu_platform: Literal["gke", "eks", "nvidia"] = "nvidia"
     """Whose labels tell nodes' GPUs apart; ``nvidia`` is NVIDIA's GPU feature discovery, wherever it runs."""
-    gpu_nodes: Annotated[dict[GpuType, GpuNodes], BeforeValidator(_parsed)] = {}
+    gpu_nodes: Annotated[dict[GpuType, GpuNodes], BeforeValidator(parsed_json)] = {}
     """What differs from the platform's table, by the ``gpu_type`` of a request."""
     service_account_name: str | None = None
     """The pods' service account, whose rights on storage the worker has."""
@@ -167,7 +167,7 @@ class ClusterSettings(_Settings):
     """A volume for weights that outlives pods: the name of a claim, or a volume source as Kubernetes writes it."""
     cache_path: str = "/cache"
     """Where the cache volume is mounted."""
-    node_selector: Annotated[dict[str, str], BeforeValidator(_parsed)] = {}
+    node_selector: Annotated[dict[str, str], BeforeValidator(parsed_json)] = {}
     """Labels that the pods' nodes must have."""
     tolerations: Tolerations = ()
     """Taints that the pods tolerate, beside that of GPU nodes."""

@@ -19,7 +19,6 @@ from airflow_llmengine.exceptions import (
     KEPT,
     DeadlineExceededError,
     LLMEngineError,
-    NodeLostError,
     RequestRefusedError,
 )
 from airflow_llmengine.hooks.cluster_errors import cluster_errors
@@ -442,13 +441,6 @@ class WorkerPodMixin(TaskPodsMixin):
         wish, self.do_xcom_push = self.do_xcom_push, False
         try:
             self._wait(wait)
-        except NodeLostError:
-            # Should the node come back, the pod ends.
-            with cluster_errors():
-                if self.pod is not None:
-                    self._delete(self.pod)
-            self._refuse_if_ended()
-            raise
         except (LLMEngineError, AirflowSkipException, TaskDeferred):
             self._refuse_if_ended()
             raise
