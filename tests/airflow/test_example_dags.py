@@ -122,3 +122,21 @@ def test_the_replicas_run(airflow_home: Path, tmp_path: Path) -> None:
     assert len(output.read_text().splitlines()) == 24
     assert f"24 records, 0 failed, in {output}" in printed
     assert "3 replicas share the records" in printed
+
+
+@pytest.mark.slow
+def test_a_day_of_the_replicated_backfill_runs(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    three = json.dumps({"replicas": 3})
+    printed = dags_test(airflow_home, "llmengine_replicated_backfill", "2026-01-06", "--conf", three, **environment)
+    output = tmp_path / "day=2026-01-06" / "headlines.jsonl"
+    assert f"{len(output.read_text().splitlines())} records, 0 failed, in {output}" in printed
+    assert "3 replicas share the records" in printed
+
+
+def test_every_replica_takes_a_slot_of_the_pool_and_none_of_airflows_limits_holds_it_back() -> None:
+    dag = load(DAGS / "replicated_backfill.py")
+    replicas = dag.task_dict["summarize_day.replicas"]
+    most = dag.params.get_param("replicas").schema["maximum"]
+    assert replicas.pool == "gpus"
+    assert dag.max_active_tasks >= most
