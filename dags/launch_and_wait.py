@@ -35,6 +35,7 @@ REVIEWS = Path(__file__).parent / "data" / "customer_reviews.jsonl"
     },
 )
 def launch_and_wait() -> None:
+    # --8<-- [start:launch]
     launch = LLMEngineBatchCompletionsOperator(
         task_id="launch",
         input_data_path="{{ params.input }}",
@@ -44,6 +45,7 @@ def launch_and_wait() -> None:
         wait_for_completion=False,
     )
     wait = LLMEngineBatchCompletionsSensor(task_id="wait", job=launch.output["job"], deferrable=True, poke_interval=15)
+    # --8<-- [end:launch]
 
     @task
     def report(result: dict[str, Any]) -> str:

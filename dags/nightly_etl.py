@@ -41,6 +41,7 @@ PROMPT = "To which team does this support ticket belong: billing, delivery, or t
     },
 )
 def nightly_etl() -> None:
+    # --8<-- [start:extract]
     @task
     def extract(*, ds: str, params: dict[str, str]) -> str:
         """Write the day's tickets as records, and give their path."""
@@ -59,6 +60,9 @@ def nightly_etl() -> None:
                     records.write(json.dumps(record) + "\n")
         return str(path)
 
+    # --8<-- [end:extract]
+
+    # --8<-- [start:operator]
     route = LLMEngineBatchCompletionsOperator(
         task_id="route_tickets",
         input_data_path=extract(),
@@ -67,6 +71,7 @@ def nightly_etl() -> None:
         max_runtime_sec=3600,
         max_error_rate=0.05,
     )
+    # --8<-- [end:operator]
 
     @task
     def load(path: str, *, ds: str, params: dict[str, str]) -> int:

@@ -34,6 +34,7 @@ PARTITIONS = Path(__file__).parent / "data" / "reviews"
     },
 )
 def partition_backfill() -> None:
+    # --8<-- [start:partitions]
     @task
     def find_partitions(*, params: dict[str, str]) -> list[dict[str, str]]:
         """Input and output of each partition in the range."""
@@ -47,6 +48,9 @@ def partition_backfill() -> None:
             if params["first_day"] <= day <= params["last_day"]
         ]
 
+    # --8<-- [end:partitions]
+
+    # --8<-- [start:mapped]
     headlines = LLMEngineBatchCompletionsOperator.partial(
         task_id="summarize_partition",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
@@ -55,6 +59,7 @@ def partition_backfill() -> None:
         max_active_tis_per_dagrun=2,
         retries=2,
     ).expand_kwargs(find_partitions())
+    # --8<-- [end:mapped]
 
     @task
     def report(results: list[dict[str, Any]]) -> dict[str, int]:

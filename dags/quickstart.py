@@ -38,6 +38,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "airf
     },
 )
 def quickstart() -> None:
+    # --8<-- [start:operator]
     headlines = LLMEngineBatchCompletionsOperator(
         task_id="summarize_reviews",
         input_data_path=str(REVIEWS),
@@ -52,6 +53,7 @@ def quickstart() -> None:
         },
         max_runtime_sec=1800,
     )
+    # --8<-- [end:operator]
 
     @task
     def show(result: dict[str, Any]) -> None:

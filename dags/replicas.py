@@ -26,6 +26,11 @@ RECORDS_PER_REPLICA = 10
     doc_md=__doc__,
     params={
         "model": Param(os.environ.get("LLMENGINE_EXAMPLE_MODEL", "HuggingFaceTB/SmolLM2-135M-Instruct"), type="string"),
+        "input": Param(
+            os.environ.get("LLMENGINE_EXAMPLE_INPUT", str(REVIEWS)),
+            type="string",
+            description="The reviews; on a cluster, a copy of them where pods can read it.",
+        ),
         "output_folder": Param(
             os.environ.get("LLMENGINE_EXAMPLE_FOLDER", str(Path(tempfile.gettempdir()) / "llmengine-replicas")),
             type="string",
@@ -39,9 +44,10 @@ def replicas() -> None:
         records = len(REVIEWS.read_text().splitlines())
         return -(-records // RECORDS_PER_REPLICA)
 
+    # --8<-- [start:group]
     headlines = LLMEngineBatchCompletionsTaskGroup(
         "summarize_reviews",
-        input_data_path=str(REVIEWS),
+        input_data_path="{{ params.input }}",
         output_data_path="{{ params.output_folder }}/{{ run_id }}/headlines.jsonl",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
         data_parallelism=count_replicas(),
@@ -50,6 +56,7 @@ def replicas() -> None:
         # The rest is the replicas' own: a pool, a queue, an execution_timeout, the options of a pod.
         pool="default_pool",
     )
+    # --8<-- [end:group]
 
     @task
     def report(result: dict[str, Any]) -> str:
