@@ -13,6 +13,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LOCKS := requirements/test.txt requirements/torch-cpu.txt requirements/model.txt
 PYTEST_ARGS ?=
+# Tests run in a process for each core, four at most; PROCESSES=1 runs them one after another.
+PROCESSES ?= auto
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadgroup
 
 .PHONY: help
 help: ## List the targets
@@ -24,15 +27,15 @@ quickstart: environment ## Complete 24 rows with a real model by an Airflow DAG,
 
 .PHONY: test
 test: lint ## Every check and every test, the real engine's included (tens of minutes)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 .PHONY: test-quick
 test-quick: environment ## The tests without a marker: no engine, no scheduler (under two minutes)
-	$(BIN)/python -m pytest -m "not (engine or slow or scheduler or kubernetes)" $(PYTEST_ARGS)
+	$(PYTEST) -m "not (engine or slow or scheduler or kubernetes)" $(PYTEST_ARGS)
 
 .PHONY: test-kubernetes
 test-kubernetes: environment ## The tests with real pods, on the cluster that KUBECONFIG names (minutes)
-	$(BIN)/python -m pytest -m kubernetes $(PYTEST_ARGS)
+	$(PYTEST) -m kubernetes $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: environment ## ruff, mypy --strict and the import contracts; changes nothing

@@ -34,6 +34,20 @@ settings.register_profile("llmengine", deadline=None, derandomize=bool(os.enviro
 settings.load_profile("llmengine")
 
 
+_ONE_AT_A_TIME = ("engine", "kubernetes")
+"""Markers whose tests share what there is once: the session's engine, and the cluster's one node."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run in several processes, keep those in one that must not run beside one another."""
+    for item in items:
+        for marker in _ONE_AT_A_TIME:
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.xdist_group(marker))
+                break
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a cluster where none is named. All of it is one line of the summary, since it is skipped here."""
     if item.get_closest_marker("kubernetes") is not None and not os.environ.get("KUBECONFIG"):

@@ -169,7 +169,8 @@ def test_an_exception_aborts_the_upload(s3: Place, s3_server: S3Server) -> None:
         Fault("POST", query="uploadId", executed=True),
         Fault("POST", query="uploadId", executed=True, status=None),
     ],
-    ids=str,
+    # Equal in every process that collects the tests, which str() of a function is not.
+    ids=lambda fault: f"{fault.method}-{fault.query}-{'answer lost' if fault.executed else 'refused'}-{fault.status}",
 )
 def test_a_fault_in_an_upload_is_overcome(s3: Place, s3_server: S3Server, fault: Fault) -> None:
     s3_server.faults.append(Fault(**{**vars(fault), "times": 1}))

@@ -123,6 +123,8 @@ def test_something_else_after_the_compressed_data_is_refused(compress: object) -
         (gzip.compress(gzip.compress(TEXT)), "compressed twice"),
         (zstd(gzip.compress(TEXT)), "compressed twice"),
     ],
+    # Bytes in a name would hold the time at which they were compressed.
+    ids=lambda value: value if isinstance(value, str) else "data",
 )
 def test_what_is_not_read_is_named(data: bytes, what: str) -> None:
     with pytest.raises(InputInvalidError, match=rf"^x\.json is {what}"):
