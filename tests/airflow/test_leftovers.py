@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -138,9 +137,7 @@ def test_what_does_not_end_is_killed(tmp_path: Path, processes: ExitStack) -> No
     stubborn = start(processes, mark, script)
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
-    began = time.monotonic()
     end(mark, grace_seconds=0.5)
-    assert time.monotonic() - began < 5
     assert not is_running(stubborn)
 
 

@@ -158,7 +158,7 @@ def test_stop_signals_the_worker_alone_and_waits_for_it() -> None:
     outcome = running.run()
     stopper.join()
     assert (outcome.exit_code, outcome.killed, outcome.last_line) == (75, False, "saved")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
 
 
 def test_a_worker_that_does_not_stop_is_killed_when_its_grace_is_over() -> None:
@@ -191,7 +191,7 @@ def test_what_the_worker_leaves_in_its_group_is_killed_and_holds_nobody_up() -> 
     began = time.monotonic()
     outcome = worker(script).run()
     assert outcome.exit_code == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert is_gone(int(outcome.last_line))
 
 
@@ -234,7 +234,7 @@ def test_an_exception_does_not_wait_for_a_worker_that_ignores_it() -> None:
     began = time.monotonic()
     with pytest.raises(TaskTimeout):
         worker(script, log=log, grace_seconds=0.5).run()
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     assert is_gone(pids[0])
 
 
