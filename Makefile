@@ -59,8 +59,13 @@ fuzz: environment ## Fuzz readers, models and state; SECONDS=60 for each target
 	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
 
 .PHONY: docs
-docs: environment ## Write docs/failures.md anew: what is said of each kind of fault
-	WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/faults/test_failures_page.py
+docs: environment ## Write the pages that tests make anew (failures, compatibility), and build the site into site/
+	WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/faults/test_failures_page.py tests/docs/test_compatibility.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.PHONY: docs-serve
+docs-serve: environment ## Show the site on this machine, and follow what is written
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 .PHONY: bench
 bench: environment ## The benchmarks, on this machine
@@ -72,7 +77,7 @@ lock: environment ## Resolve requirements/test.txt again; UPGRADE=1 takes the ne
 
 .PHONY: clean
 clean: ## Remove the environment, caches, and what the quickstart wrote
-	rm -rf $(VENV) .quickstart .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .quickstart .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: environment
