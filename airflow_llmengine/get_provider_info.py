@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": INTEGRATION,
                 "python-modules": [
                     "airflow_llmengine.operators.batch_completions",
+                    "airflow_llmengine.operators.eks",
                     "airflow_llmengine.operators.task_group",
                 ],
             }
@@ -40,6 +41,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": INTEGRATION,
                 "python-modules": [
                     "airflow_llmengine.triggers.batch_completions",
+                    "airflow_llmengine.triggers.eks",
                     "airflow_llmengine.triggers.worker_pod",
                 ],
             }
@@ -65,6 +67,7 @@ def _connection_type() -> dict[str, Any]:
             "placeholders": {
                 "storage_conn_id": "aws_default",
                 "kubernetes_conn_id": "kubernetes_default",
+                "eks": '{"cluster_name": "training", "region": "eu-west-1", "aws_conn_id": "aws_default"}',
                 "cluster": '{"gpu_platform": "gke", "service_account_name": "llm-worker", "queue": "batch"}',
                 "storage_options": '{"s3": {"endpoint_url": "http://minio:9000"}}',
                 "request_defaults": '{"max_runtime_sec": 14400, "model_config": {"dtype": "bfloat16"}}',
@@ -131,6 +134,14 @@ def _connection_type() -> dict[str, Any]:
                 "label": "Kubernetes connection id",
                 "description": "How the cluster is reached. Empty: kubernetes_default, or what the machine has.",
                 "schema": {"type": ["string", "null"]},
+            },
+            "eks": {
+                "label": "EKS cluster (JSON)",
+                "description": (
+                    "An EKS cluster, reached by an AWS connection instead of a Kubernetes connection: cluster_name, "
+                    "region, aws_conn_id."
+                ),
+                "schema": {"type": ["string", "null"], "format": "json"},
             },
             "pod_credentials": {
                 "label": "Pod credentials",

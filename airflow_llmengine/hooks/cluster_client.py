@@ -24,8 +24,14 @@ def cluster_client(settings: ConnectionSettings) -> tuple[ApiClient, str]:
         The client, and the namespace of the worker's pods where no operator names another.
 
     Raises:
-        ConnectionUnusableError: The Kubernetes connection is not defined, or can't be used as it is.
+        ConnectionUnusableError: The connection is not defined, or can't be used as it is.
+        ClusterUnavailableError: AWS does not answer; for a cluster of EKS, also from the client's calls.
     """
+    if settings.eks is not None:
+        from airflow_llmengine.hooks.eks_kubernetes import EksKubernetesHook
+
+        eks = EksKubernetesHook(settings.eks)
+        return eks.get_conn(), settings.namespace or eks.get_namespace()
     from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
     from airflow.sdk.exceptions import AirflowException
     from kubernetes.config.config_exception import ConfigException

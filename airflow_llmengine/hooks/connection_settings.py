@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
+from airflow_llmengine.hooks.eks_access import EksCluster
 from airflow_llmengine.hooks.plain_credentials import credential_variables, credentials_in
 from airflow_llmengine.kube.cluster import ClusterSettings, parsed_json
 
@@ -52,6 +53,8 @@ class ConnectionSettings(BaseModel):
     """The namespace of the worker's pods; by default that of the Kubernetes connection, or of Airflow's own pod."""
     kubernetes_conn_id: str | None = None
     """A Kubernetes connection; without it, that of the pod operator, or what Airflow's machine has."""
+    eks: Annotated[EksCluster | None, BeforeValidator(parsed_json)] = None
+    """An EKS cluster, reached by an AWS connection instead of a Kubernetes connection."""
     pod_credentials: Literal["pod", "connection"] = "pod"
     """How a pod reaches storage: ``pod``, by what it has itself, its service account or a Secret of the cluster;
     ``connection``, by the storage connection's credentials, in a Secret that is deleted with the pod."""
@@ -106,6 +109,12 @@ class ConnectionSettings(BaseModel):
         if names:
             raise ValueError(f"{', '.join(names)} can't be a default: give it in each request")
         return defaults
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> ConnectionSettings:
+        if self.eks is not None and self.kubernetes_conn_id is not None:
+            raise ValueError("eks and kubernetes_conn_id both say how the cluster is reached: leave one of the two out")
+        return self
 
     @field_validator("pod_template")
     @classmethod

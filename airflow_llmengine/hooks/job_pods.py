@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_llmengine.exceptions import KEPT, ConnectionUnusableError, LLMEngineError
+from airflow_llmengine.exceptions import KEPT, LLMEngineError
 from airflow_llmengine.hooks.cluster_client import cluster_client
 from airflow_llmengine.hooks.job_decision import POD_END_SECONDS
 from airflow_llmengine.hooks.pods import CALL_TIMEOUT, delete_pod, events_of
@@ -105,7 +105,7 @@ class JobPods:
                 continue
             try:
                 delete_pod(self._connected(), pod)
-            except (ApiException, HTTPError, ConnectionUnusableError) as error:
+            except (ApiException, HTTPError, LLMEngineError) as error:
                 self._warn(f"The pod {_full_name(pod)} could not be deleted ({_reason(error)}): delete it by hand.")
             else:
                 self._log.info("Deleted the pod %s.", _full_name(pod))
@@ -142,7 +142,7 @@ class JobPods:
             pods = self._connected().list_namespaced_pod(
                 self.handed_over.namespace, label_selector=WORKER_SELECTOR, _request_timeout=CALL_TIMEOUT
             )
-        except (ApiException, HTTPError, ConnectionUnusableError) as error:
+        except (ApiException, HTTPError, LLMEngineError) as error:
             if isinstance(error, ApiException) and error.status == 403:
                 raise _CannotLookError(
                     f"Airflow may not list pods in the namespace {self.handed_over.namespace}. Grant it list, get and "
@@ -212,7 +212,7 @@ class JobPods:
         events = []
         try:
             events = events_of(self._connected(), known)
-        except ConnectionUnusableError as error:
+        except LLMEngineError as error:
             self._log.debug("No events of the pod: %s", error)
         return diagnose(found, events, container=self.handed_over.container, last_seen=known)
 

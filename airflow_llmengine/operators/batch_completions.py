@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
     """Runs a batch completion job, in front of a pod operator.
 
-    To run with another pod operator than KubernetesPodOperator, put this in front of it::
+    To run with another pod operator than KubernetesPodOperator, put this in front of it, as
+    ``LLMEngineEksBatchCompletionsOperator`` does::
 
-        class EksBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, EksPodOperator): ...
+        class GkeBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, GKEStartPodOperator): ...
 
     The task succeeds when a valid manifest of this very job stands beside the output, and never otherwise. Its XCom is
     ``output_data_path``, ``manifest_path``, ``records``, ``succeeded``, ``failed``, ``failures`` (by type),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.configuration import conf
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kubernetes.client import V1Pod
 
     from airflow_llmengine.hooks.connection_settings import ConnectionSettings
+    from airflow_llmengine.hooks.eks_access import EksCluster
     from airflow_llmengine.kube.diagnosis import Diagnosis
 
     class _Base(BatchTaskMixin, KubernetesPodOperator):
@@ -39,6 +41,16 @@ class TaskPodsMixin(_Base):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._has_pods = False
+        self._eks: EksCluster | None = None
+
+    @cached_property
+    def hook(self) -> Any:
+        """What the pod operator asks its cluster by."""
+        if self._eks is None:
+            return super().hook
+        from airflow_llmengine.hooks.eks_kubernetes import EksKubernetesHook
+
+        return EksKubernetesHook(self._eks)
 
     def _apply_connection(self, settings: ConnectionSettings) -> None:
         """Take from the connection what the DAG leaves open. Called whenever the task begins, or goes on.
@@ -50,6 +62,7 @@ class TaskPodsMixin(_Base):
 
         from airflow_llmengine.hooks.pod_template import read_pod_template
 
+        self._eks = self._eks_cluster(settings)
         if settings.kubernetes_conn_id and self.kubernetes_conn_id in (None, KubernetesHook.default_conn_name):
             self.kubernetes_conn_id = settings.kubernetes_conn_id
         self._has_pods = True
@@ -64,6 +77,30 @@ class TaskPodsMixin(_Base):
                 f"There is no worker image: give it in the field image of the connection {self.llmengine_conn_id}, or "
                 "as the argument image."
             )
+
+    def _eks_cluster(self, settings: ConnectionSettings) -> EksCluster | None:
+        """The EKS cluster that the DAG or the connection names; None: a Kubernetes connection leads to the cluster.
+
+        Raises:
+            ConnectionUnusableError: It is to be one, and none is named.
+        """
+        from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+
+        from airflow_llmengine.hooks.eks_access import EksCluster
+
+        given: dict[str, str] | None = getattr(self, "eks_arguments", None)
+        if given is None:
+            other = self.in_cluster or self.config_file or self.cluster_context
+            if other or self.kubernetes_conn_id not in (None, KubernetesHook.default_conn_name):
+                return None
+            return settings.eks
+        named = {} if settings.eks is None else settings.eks.model_dump()
+        if not {**named, **given}.get("cluster_name"):
+            raise ConnectionUnusableError(
+                f"There is no EKS cluster: name it in the field eks of the connection {self.llmengine_conn_id}, or as "
+                "the argument cluster_name."
+            )
+        return EksCluster(**{**named, **given})
 
     def _template_namespace(self) -> str | None:
         """The namespace that the pod's template names."""
@@ -99,11 +136,12 @@ class TaskPodsMixin(_Base):
 
     @property
     def _reaches_cluster_by_itself(self) -> bool:
-        """Whether the pod operator's client works at any time: that of a cloud's only within its ``execute``."""
+        """Whether the pod operator's client works at any time: that of a cloud's own only within its ``execute``."""
         from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
         bases = type(self).__mro__
-        return bases[bases.index(BatchTaskMixin) + 1] is KubernetesPodOperator
+        behind = bases[bases.index(BatchTaskMixin) + 1]
+        return behind is KubernetesPodOperator or hasattr(behind, "eks_arguments")
 
     def _end_what_is_left(self) -> None:
         """End a pod that nobody will wait for, since the task fails. Never raises: another exception is on its way."""

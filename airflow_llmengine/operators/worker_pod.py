@@ -152,6 +152,10 @@ class WorkerPodMixin(TaskPodsMixin):
         from airflow_llmengine.triggers.worker_pod import watching
 
         attempt = self._attempt
+        if self._eks is not None:
+            from airflow_llmengine.triggers.eks import on_eks
+
+            trigger = on_eks(trigger, self._eks)
         if attempt is not None:
             grace = self._pod_grace()
             trigger = watching(trigger, llmengine_conn_id=self.llmengine_conn_id, attempt=attempt, grace_seconds=grace)
@@ -329,8 +333,8 @@ class WorkerPodMixin(TaskPodsMixin):
         """
         if not self._reaches_cluster_by_itself:
             raise RequestRefusedError(
-                "wait_for_completion=False goes with KubernetesPodOperator only, not with a cloud's own pod operator. "
-                "Leave it out."
+                "wait_for_completion=False goes with LLMEngineBatchCompletionsOperator and "
+                "LLMEngineEksBatchCompletionsOperator only, not with another cloud's pod operator. Leave it out."
             )
         self._begin_pod(hook, attempt, request, handed_over=True)
         self.name = self._set_name(self.name)
