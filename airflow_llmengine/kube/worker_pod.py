@@ -197,6 +197,7 @@ def _add_storage(
         add_volume(pod, worker, volume_from_source("llmengine-cache", cluster.cache_volume), cluster.cache_path)
         variables["HF_HOME"] = f"{cluster.cache_path}/huggingface"
         variables["VLLM_CACHE_ROOT"] = f"{cluster.cache_path}/vllm"
+        variables["LLMENGINE_MODEL_CACHE"] = f"{cluster.cache_path}/checkpoints"
     add_environment(worker, (k8s.V1EnvVar(name=name, value=value) for name, value in variables.items()))
 
 

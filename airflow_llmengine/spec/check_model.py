@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from airflow_llmengine.spec.check_paths import checkpoint_refusals
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
 from airflow_llmengine.spec.validation import Refusal
 from airflow_llmengine.spec.wire_faults import shown_number
@@ -82,9 +83,14 @@ def _bound_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refu
         # They are told in logs, line by line.
         if isinstance(value, str) and name != "chat_template" and not value.isprintable():
             yield Refusal(f"model_config.{name}", "has control characters in it", "leave them out")
-    if model.checkpoint_path is not None and "://" in model.checkpoint_path:
-        reason = "a checkpoint that is not in a local directory is not supported yet"
-        yield Refusal("model_config.checkpoint_path", reason, "give the path of a directory where the worker runs")
+    if model.checkpoint_path is not None and model.checkpoint_path.strip() and model.checkpoint_path.isprintable():
+        yield from checkpoint_refusals("model_config.checkpoint_path", model.checkpoint_path)
+    if "://" in model.model and model.checkpoint_path is None:
+        reason = "is a URL, and is taken for an id of the Hugging Face hub"
+        yield Refusal("model_config.model", reason, "give the URL as checkpoint_path, and a name here")
+    if model.tokenizer is not None and "://" in model.tokenizer:
+        remedy = "put its files beside the checkpoint's, or give a directory or an id of the hub"
+        yield Refusal("model_config.tokenizer", "can't be fetched from a URL", remedy)
     for name in _AT_LEAST_ONE:
         if model.is_given(name) and getattr(model, name) < 1:
             yield Refusal(f"model_config.{name}", f"must be at least 1, not {shown_number(getattr(model, name))}")

@@ -29,15 +29,15 @@ def path_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]
     elif request.content is None and source is None:
         yield Refusal("input_data_path", "neither input_data_path nor content is given", "give exactly one of the two")
     faults = [
-        *([] if source is None else _url_refusals("input_data_path", source)),
-        *(_url_refusals("output_data_path", target) or _output_refusals(target)),
+        *([] if source is None else url_refusals("input_data_path", source)),
+        *(url_refusals("output_data_path", target) or _output_refusals(target)),
     ]
     yield from faults
     if source is not None and not faults:
         yield from _overlap_refusals(source, target)
 
 
-def _url_refusals(field: str, url: str) -> list[Refusal]:
+def url_refusals(field: str, url: str) -> list[Refusal]:
     """What is wrong with a URL or a local path, whatever it is for."""
     if not url.strip():
         return [Refusal(field, "is empty", "give a path or a URL")]
@@ -58,6 +58,20 @@ def _url_refusals(field: str, url: str) -> list[Refusal]:
     if ":" in host.rpartition("@")[0] or ("@" in host and scheme in _READ_ONLY):
         return [Refusal(field, "holds credentials", "put them into the connection")]
     return []
+
+
+def checkpoint_refusals(field: str, url: str) -> Iterator[Refusal]:
+    """Refuse what can't be the folder of a checkpoint. A directory where the worker runs is a path without a scheme."""
+    yield from (faults := url_refusals(field, url))
+    match = _URL.fullmatch(url)
+    if faults or match is None:
+        return
+    scheme, parts = match[1].lower(), match[2].split("/")
+    if scheme in _READ_ONLY:
+        reason = f"a checkpoint can't be fetched from {scheme}://, which has no folders to list"
+        yield Refusal(field, reason, "put it on an object store, or into a directory where the worker runs")
+    elif scheme in _OBJECT_STORES and not {".", ".."}.isdisjoint(parts):
+        yield Refusal(field, "has a part . or .. in it, which an object store takes as a name", "leave it out")
 
 
 def _output_refusals(url: str) -> Iterator[Refusal]:

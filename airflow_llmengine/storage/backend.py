@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from typing_extensions import override
 
 from airflow_llmengine.storage.errors import StorageUnsupportedError
-from airflow_llmengine.storage.failures import translate
+from airflow_llmengine.storage.failures import Caller, translate
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import redact
 
@@ -44,6 +44,8 @@ class StoredFile:
     """The store's own tag of the content (an etag without quotes); None on a file system."""
     stamp: str | None = None
     """On a file system, what changes whenever the file is written to or replaced; None where there is a tag."""
+    md5: str | None = None
+    """The content's MD5 in hexadecimal, where the store tells it to who looks up this one file."""
 
 
 class RawFile(Protocol):
@@ -88,6 +90,7 @@ class Backend(ABC):
     def __init__(self, prefix: str, retry: RetryPolicy) -> None:
         self.prefix = prefix
         self.retry = retry
+        self.caller: Caller | None = None
 
     def attempt(self, action: str, path: str, function: Callable[[], T]) -> T:
         """Call ``function``, trying again what is transient; raises ``StorageError`` in terms of action and URL."""
@@ -100,7 +103,7 @@ class Backend(ABC):
         try:
             yield
         except Exception as error:
-            typed = translate(error, action, self.prefix + path)
+            typed = translate(error, action, self.prefix + path, self.caller)
             if typed is error:
                 raise
             raise typed from error
@@ -116,6 +119,26 @@ class Backend(ABC):
     def read_start(self, path: str, size: int) -> bytes:
         """At most ``size`` bytes from the file's beginning, in one step that no replacement can come between."""
         return self.read(path)[:size]
+
+    def read_part(self, path: str, start: int, end: int, tag: str | None) -> bytes:
+        """The bytes from ``start`` to before ``end``, which the file must have.
+
+        Args:
+            path: The file.
+            start: First byte.
+            end: First byte that is not read.
+            tag: The file's tag when it was listed. A store that can hold to it refuses to read another content.
+        """
+        file = self.open_read(path)
+        try:
+            file.seek(start)
+            pieces = []
+            while start < end and (piece := file.read(end - start)):
+                pieces.append(piece)
+                start += len(piece)
+            return b"".join(pieces)
+        finally:
+            file.close()
 
     @abstractmethod
     def open_read(self, path: str) -> RawFile:

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from airflow_llmengine.storage.backend import CheckedReader, WriteStream, is_temporary
-from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.errors import StorageChangedError, StorageError
 from airflow_llmengine.storage.failures import translate
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import LOCAL, parse_url, redact
 
 if TYPE_CHECKING:
     from airflow_llmengine.storage.backend import Backend, PendingWrite, StoredFile
+    from airflow_llmengine.storage.failures import Caller
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class FileEntry:
     """What changes when the content does: ``etag:...`` on object stores; None where only reading it would tell."""
     stamp: str | None = None
     """What changes whenever a local file is written to or replaced, be it with the same content; None elsewhere."""
+    md5: str | None = None
+    """The content's MD5 in hexadecimal, where ``info`` of an object store tells it."""
 
     def __repr__(self) -> str:
         return f"FileEntry({redact(self.url)!r}, size={self.size}, identity={self.identity!r})"
@@ -56,12 +59,18 @@ class Storage:
     """Every store that a job may use, with the options for each.
 
     ``options`` are fsspec's, by protocol: ``{"s3": {"endpoint_url": ..., "key": ...}}``. They may hold credentials and
-    are shown nowhere. None is looked up here; what is not given is left to the store's own library.
+    are shown nowhere. None is looked up here; what is not given is left to the store's own library. ``caller`` is who
+    asks, for messages.
     """
 
     def __init__(
-        self, options: Mapping[str, Mapping[str, Any]] | None = None, *, retry: RetryPolicy | None = None
+        self,
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        retry: RetryPolicy | None = None,
+        caller: Caller | None = None,
     ) -> None:
+        self._caller = caller
         self._options = {protocol: dict(values) for protocol, values in (options or {}).items()}
         self._retry = retry or RetryPolicy()
         # By process: a connection does not survive a fork. A dict alone is safe for threads; at worst two of them
@@ -86,7 +95,8 @@ class Storage:
             try:
                 opened = open_backend(parsed, self._options, self._retry)
             except Exception as error:
-                raise translate(error, "open", parsed.url) from error
+                raise translate(error, "open", parsed.url, self._caller) from error
+            opened.caller = self._caller
             backend = self._backends.setdefault(key, opened)
         return backend, parsed.path
 
@@ -155,6 +165,30 @@ class Location:
         """At most so many bytes from the beginning of a small file. ``StorageNotFoundError`` if there is none."""
         backend, path = self._backend()
         return backend.attempt("read", path, lambda: backend.read_start(path, size))
+
+    def read_part(self, start: int, end: int, identity: str | None = None) -> bytes:
+        """The bytes from ``start`` to before ``end``, which the file must have.
+
+        Args:
+            start: First byte.
+            end: First byte that is not read.
+            identity: That of the file when it was listed. A store that can hold to it, as S3 can, reads no other
+                content; for the others compare ``info`` afterwards.
+
+        Raises:
+            StorageChangedError: The file has another identity by now, or does not go so far.
+            StorageNotFoundError: There is none.
+        """
+        backend, path = self._backend()
+        tag = None if identity is None else identity.removeprefix("etag:")
+
+        def read() -> bytes:
+            content = backend.read_part(path, start, end, tag)
+            if len(content) != end - start:
+                raise StorageChangedError(f"Cannot read {self}: it was replaced by a shorter file while it was read.")
+            return content
+
+        return backend.attempt("read", path, read)
 
     def open_read(self) -> BinaryIO:
         """The file to be read piece by piece, buffered, seekable. ``StorageNotFoundError`` if there is none.
@@ -283,4 +317,5 @@ def hash_stream(file: IO[bytes]) -> str:
 
 def _entry(backend: Backend, file: StoredFile) -> FileEntry:
     identity = None if file.tag is None else f"etag:{file.tag}"
-    return FileEntry(backend.prefix + file.path, file.path.rpartition("/")[2], file.size, identity, file.stamp)
+    name = file.path.rpartition("/")[2]
+    return FileEntry(backend.prefix + file.path, name, file.size, identity, file.stamp, file.md5)

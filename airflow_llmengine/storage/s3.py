@@ -7,6 +7,7 @@ cached listings, look up more than is asked, and try again where a repetition mu
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ READ_AHEAD_BYTES = 8 * 2**20
 _READ_TIMEOUT_SECONDS = 30
 _KEYS_PER_DELETE = 1000
 
+_MD5 = re.compile("[0-9a-f]{32}")
+
 _WRITER_KEY = "llmengine-writer"
 """Metadata of each object: which call put it. Tells, after a lost answer, whether what stands there is ours."""
 
@@ -62,7 +65,7 @@ class S3Backend(Backend):
     @override
     def stat(self, path: str) -> StoredFile | None:
         head = self.head(path)
-        return None if head is None else StoredFile(path, head["ContentLength"], _tag(head))
+        return None if head is None else StoredFile(path, head["ContentLength"], _tag(head), md5=_md5(head))
 
     @override
     def read(self, path: str) -> bytes:
@@ -80,6 +83,25 @@ class S3Backend(Backend):
                 raise
             # An empty file has no first byte.
             return b""
+        return content
+
+    @override
+    def read_part(self, path: str, start: int, end: int, tag: str | None) -> bytes:
+        bucket, key = self.bucket_and_key(path)
+        arguments = {"Bucket": bucket, "Key": key, "Range": f"bytes={start}-{end - 1}"}
+        if tag is not None:
+            arguments["IfMatch"] = f'"{tag}"'
+
+        async def read() -> bytes:
+            # One request; s3fs's own call for a range knows no condition.
+            answer = await self._filesystem._call_s3("get_object", **arguments)  # noqa: SLF001 - call_s3 can't read on
+            async with answer["Body"] as body:
+                content: bytes = await body.read()
+                return content
+
+        from fsspec.asyn import sync
+
+        content: bytes = sync(self._filesystem.loop, read)
         return content
 
     @override
@@ -329,6 +351,13 @@ class _S3Write(PendingWrite):
 def _tag(answer: Any) -> str:
     tag: str = answer["ETag"]
     return tag.strip('"')
+
+
+def _md5(head: Any) -> str | None:
+    """The etag, where it is the content's MD5: of an object put at once, and not encrypted with a key of its own."""
+    tag = _tag(head)
+    encrypted = head.get("SSECustomerAlgorithm") or str(head.get("ServerSideEncryption", "")).startswith("aws:")
+    return tag if _MD5.fullmatch(tag) and not encrypted else None
 
 
 def _raise_refused(url: str, code: str) -> None:

@@ -29,15 +29,23 @@ from airflow_llmengine.worker.collect import (
     collect,
 )
 from airflow_llmengine.worker.elements import ElementWriter
-from airflow_llmengine.worker.engines.base import EngineDiedError, EngineFactory, ModelNotFoundError
+from airflow_llmengine.worker.engines.base import (
+    Engine,
+    EngineDiedError,
+    EngineFactory,
+    LoadsModel,
+    ModelChangedError,
+    ModelNotFoundError,
+)
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader, open_input
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
-from airflow_llmengine.worker.replica import ModelChangedError, Replica, ReplicaSettings
+from airflow_llmengine.worker.replica import Replica, ReplicaSettings
 from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop
 from airflow_llmengine.worker.timing import Deadline, Timing
+from airflow_llmengine.worker.weights.model_files import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -189,13 +197,14 @@ def _work(
         claims=Claims(scratch, replica=options.replica, attempt=progress.attempt, timing=timing),
         timing=timing,
     )
+    files = ModelFiles(directory.output.storage, request, pinned=lambda: _pinned_model(scratch), say=progress.say_doing)
     exit_code = asyncio.run(
         _attend(
             Replica(
                 directory=directory,
                 handle=launch.handle,
                 share=share,
-                make_engine=lambda: make_engine(request),
+                make_engine=lambda: _engine(make_engine, request, files),
                 elements=elements,
                 progress=progress,
                 stop=stop,
@@ -213,6 +222,18 @@ def _work(
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
     return collect_job(directory, launch, request, make_engine(request).name, options)
+
+
+def _engine(make_engine: EngineFactory, request: CreateBatchCompletionsV1Request, files: ModelFiles) -> Engine:
+    engine = make_engine(request)
+    if isinstance(engine, LoadsModel):
+        engine.load_from(files.find)
+    return engine
+
+
+def _pinned_model(scratch: JobScratch) -> str | None:
+    pinned = scratch.read_model()
+    return None if pinned is None else pinned.model_identity
 
 
 def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions) -> PinnedInput:

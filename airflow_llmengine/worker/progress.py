@@ -26,6 +26,8 @@ class Progress:
     """Names this attempt among those of its replica."""
     wall_clock: Callable[[], float] = time.time
     phase: ReplicaPhase = "starting"
+    doing: str | None = None
+    """In a few words, what takes long just now; None: what ``phase`` says."""
     total: int | None = None
     """Records of the whole input, once known."""
     already: int = 0
@@ -66,6 +68,10 @@ class Progress:
     def failures_in_all(self) -> Counter[str]:
         """The same by error type."""
         return self.failures_committed + self.failures_open + self.failures_elsewhere
+
+    def say_doing(self, words: str) -> None:
+        """Show, in each heartbeat from now on, what takes long; the empty string: nothing does any more."""
+        self.doing = words or None
 
     def go_on_from(self, earlier: Heartbeat) -> None:
         """Take over what earlier attempts of this replica have committed."""
@@ -177,7 +183,7 @@ class Progress:
             records_per_second=round(records_per_second, 3),
             tokens_per_second=round(tokens_per_second, 3),
             chunks_committed=list(ranges(self.committed)),
-            message=message,
+            message=message or self.doing,
             stop_reason=stop_reason,
         )
 

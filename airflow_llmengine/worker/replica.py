@@ -24,6 +24,7 @@ from airflow_llmengine.worker.share import ChunkWork, Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
 from airflow_llmengine.worker.timing import Deadline, Timing
 from airflow_llmengine.worker.watch import Watch
+from airflow_llmengine.worker.weights.model_files import require_same
 
 logger = logging.getLogger(__name__)
 
@@ -44,10 +45,6 @@ BYTES_IN_FLIGHT = 256 * 1024 * 1024
 
 PENDING_COMMITS = 8
 """Chunks that may wait for a slow storage before no more records are admitted."""
-
-
-class ModelChangedError(Exception):
-    """The weights are not those that an earlier attempt of the same job loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +173,7 @@ class Replica:
         """Make sure that an engine that was started has the weights that this job began with."""
         found = PinnedModel(model_identity=engine.model_identity, engine=engine.name, engine_version=engine.version)
         pinned = await asyncio.to_thread(self._scratch.pin_model, found)
-        if pinned.model_identity != found.model_identity:
-            raise ModelChangedError(
-                f"the model's weights are {found.model_identity}, and an earlier attempt of this job used "
-                f"{pinned.model_identity}: give the earlier weights back, or make the output anew with "
-                "if_done='regenerate' (--if-done regenerate)"
-            )
+        require_same(found.model_identity, pinned.model_identity)
         if pinned.engine_version != found.engine_version:
             logger.warning(
                 "earlier attempts ran %s %s, this one runs %s",

@@ -18,10 +18,12 @@ import psutil
 import pytest
 
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
-from airflow_llmengine.worker.engines.model_source import DIGEST_PREFIX, find_model
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
+from airflow_llmengine.worker.weights.local import DIGEST_PREFIX
+from airflow_llmengine.worker.weights.model_files import ModelFiles
 from tests.engine.conftest import RunningEngine, engine_processes
 from tests.engine.engine_process import LIMIT
 from tests.engine.records import CAPITAL, job, v1
@@ -241,7 +243,7 @@ def test_a_setting_reaches_vllm(quickstart_model: Path, field: str, value: Any, 
 
     value = str(quickstart_model) if value == "{checkpoint}" else value
     request = job(quickstart_model, **{"max_model_len": None, "max_num_seqs": None, "dtype": None, field: value})
-    _parsed, config = _configure(_arguments(request, find_model(request)))
+    _parsed, config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
     found = config
     for name in place.split("."):
         found = getattr(found, name)
@@ -256,7 +258,7 @@ def test_batches_are_as_large_as_for_vllms_own_offline_class(quickstart_model: P
     from airflow_llmengine.worker.engines.vllm import _arguments, _configure
 
     request = job(quickstart_model, max_num_seqs=None)
-    _parsed, config = _configure(_arguments(request, find_model(request)))
+    _parsed, config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
     tokens, sequences = (defaults[UsageContext.LLM_CLASS] for defaults in EngineArgs.get_batch_defaults(1))
     assert config.scheduler_config.max_num_seqs == sequences
     assert config.scheduler_config.max_num_batched_tokens >= tokens
@@ -273,7 +275,7 @@ def test_a_chat_template_reaches_vllm_letter_for_letter(quickstart_model: Path, 
     from airflow_llmengine.worker.engines.vllm import _arguments, _configure
 
     request = job(quickstart_model, chat_template=template)
-    parsed, _config = _configure(_arguments(request, find_model(request)))
+    parsed, _config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
     assert load_chat_template(parsed.chat_template) == template
 
 

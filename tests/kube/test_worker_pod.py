@@ -119,6 +119,7 @@ def test_what_the_connection_says_is_in_the_pod() -> None:
     assert environment["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "hf-token"}}
     assert mounts_of(pod)["/cache"]["persistentVolumeClaim"] == {"claimName": "weights"}
     assert (environment["HF_HOME"], environment["VLLM_CACHE_ROOT"]) == ("/cache/huggingface", "/cache/vllm")
+    assert environment["LLMENGINE_MODEL_CACHE"] == "/cache/checkpoints"
     assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.records import Record
+from airflow_llmengine.worker.weights.model_source import ModelFinder
 
 
 class EngineDiedError(Exception):
@@ -42,7 +43,11 @@ class Engine(Protocol):
     """Its version; known before it is started."""
 
     async def start(self) -> None:
-        """Load the model. Raises ``EngineDiedError``, or ``ModelNotFoundError`` when there is no such model."""
+        """Load the model.
+
+        Raises ``EngineDiedError``; and when it can't be had, ``ModelNotFoundError``, ``ModelChangedError`` or
+        ``StorageError``.
+        """
 
     @property
     def model_identity(self) -> str | None:
@@ -64,6 +69,19 @@ class Engine(Protocol):
 
 class ModelNotFoundError(Exception):
     """The model or checkpoint does not exist or can't be read; the message says what was looked for and where."""
+
+
+class ModelChangedError(Exception):
+    """The weights are not those that an earlier attempt of the same job loaded."""
+
+
+@runtime_checkable
+class LoadsModel(Protocol):
+    """An engine that has weights to load. Before it is started it is told how to find them."""
+
+    def load_from(self, find: ModelFinder) -> None:
+        """Load what ``find`` gives. It blocks, perhaps for hours, while the weights are fetched to this machine."""
+        ...
 
 
 class EngineFactory(Protocol):

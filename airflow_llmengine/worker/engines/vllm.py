@@ -15,6 +15,7 @@ import concurrent.futures
 import logging
 import multiprocessing
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -27,9 +28,9 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
-from airflow_llmengine.worker.engines.model_source import ModelSource, checkpoint_digest, find_model
 from airflow_llmengine.worker.engines.processes import available_memory, end_processes, hurrying
 from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
@@ -41,6 +42,8 @@ from airflow_llmengine.worker.engines.vllm_records import (
     v2_answer,
 )
 from airflow_llmengine.worker.records import PromptRecord, Record
+from airflow_llmengine.worker.weights.model_files import ModelFiles
+from airflow_llmengine.worker.weights.model_source import ModelFinder, ModelSource
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +64,8 @@ CPU_KV_CACHE_SHARE = 4
 
 GIB = 2**30
 
+_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+
 _TEMPLATE_CHARACTERS = frozenset("{}\n")
 """A chat template without any of these is a text of one line, the same for every chat."""
 
@@ -74,22 +79,28 @@ class VLLMEngine:
         self._distribution, self.version = _installed()
         self._request = request
         self._model = served_name(request.model_cfg)
+        self._find: ModelFinder = ModelFiles(Storage(), request).find
         self._loading: _Loading | None = None
         self._identity: str | None = None
         self._serving: _Serving | None = None
+
+    def load_from(self, find: ModelFinder) -> None:
+        """Load what ``find`` gives; by default a model that needs no options of storage."""
+        self._find = find
 
     async def start(self) -> None:
         """Load the model; the loop stays free meanwhile.
 
         Raises:
             ModelNotFoundError: There is no such model; found out before vLLM is even imported.
+            ModelChangedError: Its weights are not those that the job began with.
+            StorageError: They can't be fetched.
             EngineUnavailableError: vLLM refuses the settings; the same settings will be refused again.
             EngineDiedError: It failed otherwise.
         """
-        source = await asyncio.to_thread(find_model, self._request)
+        source = await asyncio.to_thread(self._find)
         arguments = _arguments(self._request, source)
-        if source.directory is not None:
-            self._identity = await asyncio.to_thread(checkpoint_digest, source.directory)
+        self._identity = source.identity
         _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
         logger.info("loading %s with vLLM %s", self._model, self.version)
         with tempfile.TemporaryDirectory(prefix="llmengine-") as folder:
@@ -101,8 +112,6 @@ class VLLMEngine:
             self._loading = _Loading(arguments)
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
-        if source.directory is None:
-            self._identity = getattr(loaded.client.model_config.hf_config, "_commit_hash", None)
         config = loaded.client.vllm_config
         logger.info(
             "vLLM runs up to %d sequences of at most %d tokens at once, and caches %d tokens",
@@ -113,7 +122,7 @@ class VLLMEngine:
 
     @property
     def model_identity(self) -> str | None:
-        """The hub's commit, or a digest of the local checkpoint: see ``checkpoint_digest``."""
+        """The hub's commit, or a digest of the checkpoint: see ``ModelSource``."""
         return self._identity
 
     @property
@@ -214,8 +223,21 @@ def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource, *, q
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     # Warnings for vLLM's developers; and what killed processes had not given back, which Python then gives back itself.
     os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
-    if source.directory is not None and Path(arguments.get("tokenizer", source.name)).is_dir():
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not (arguments.get("trust_remote_code") and source.names_code_elsewhere()):
+        _leave_hub()
+
+
+def _leave_hub() -> None:
+    """Let vLLM ask nothing of the model hub, and let its processes have no token for it: all files are here."""
+    for name in _HUB_TOKENS:
+        os.environ.pop(name, None)
+    if "HF_HUB_OFFLINE" in os.environ:
+        return
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants = sys.modules.get("huggingface_hub.constants")
+    if constants is not None:
+        # It has read the environment when it was imported.
+        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)

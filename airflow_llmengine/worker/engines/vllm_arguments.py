@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
-from airflow_llmengine.worker.engines.model_source import ModelSource
+from airflow_llmengine.worker.weights.model_source import ModelSource
 
 _NOT_FOR_THE_ENGINE = frozenset({"model", "checkpoint_path", "served_model_name", "labels"})
 """Fields that say which model it is, what it is called, and what Kubernetes sees."""
@@ -40,7 +40,7 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
         ValueError: A field was given that can't be passed on.
     """
     given = {name: value for name, value in model.given().items() if value is not None}
-    arguments: dict[str, Any] = {"model": source.name, "served_model_name": served_name(model)}
+    arguments: dict[str, Any] = {"model": str(source.directory), "served_model_name": served_name(model)}
     for name, value in given.items():
         if name in _UNTRANSLATED:
             # A value that asks for nothing, such as an empty object, need not be passed.
@@ -50,6 +50,8 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
                 )
         elif name not in _NOT_FOR_THE_ENGINE:
             arguments[name] = value
+    if source.tokenizer is not None:
+        arguments["tokenizer"] = str(source.tokenizer)
     _rename(arguments, "num_shards", "tensor_parallel_size")
     _rename(arguments, "max_context_length", "max_model_len")
     _rename(arguments, "cache_dtype", "kv_cache_dtype")

@@ -14,22 +14,22 @@ from pydantic import BaseModel, ValidationError
 from airflow_llmengine.worker.engines import vllm
 from airflow_llmengine.worker.engines.base import EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
-from airflow_llmengine.worker.engines.model_source import ModelSource
 from airflow_llmengine.worker.engines.vllm_plugin import PLUGIN_NAME
+from airflow_llmengine.worker.weights.model_source import ModelSource
 
-HUB = ModelSource("org/name", None)
+SOURCE = ModelSource(Path("/models/none"), None)
 
 
 @pytest.fixture
 def environment() -> Iterator[os._Environ[str]]:
     """An environment in which nothing is set that the engine sets, put back afterwards."""
-    names = ("HF_HUB_OFFLINE", "PYTHONWARNINGS")
+    names = ("HF_", "PYTHONWARNINGS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "LLMENGINE_", *names))}
     with mock.patch.dict(os.environ, kept, clear=True):
         yield os.environ
 
 
-def prepare(source: ModelSource = HUB, *, quiet: bool = False, **arguments: Any) -> None:
+def prepare(source: ModelSource = SOURCE, *, quiet: bool = False, **arguments: Any) -> None:
     vllm._prepare_environment(arguments, source, quiet=quiet)
 
 
@@ -68,13 +68,28 @@ def test_a_choice_of_plugins_includes_ours(environment: os._Environ[str], plugin
     assert environment["VLLM_PLUGINS"] == expected
 
 
-def test_a_local_model_needs_no_hub(environment: os._Environ[str], tmp_path: Path) -> None:
-    prepare(HUB)
+def test_vllm_neither_asks_the_hub_nor_has_a_token_for_it(
+    environment: os._Environ[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    environment["HF_TOKEN"] = "hf_secret"
+    prepare()
+    assert environment["HF_HUB_OFFLINE"] == "1"
+    assert constants.HF_HUB_OFFLINE is True, "it was imported before"
+    assert "HF_TOKEN" not in environment
+
+
+def test_code_of_another_repository_is_asked_for_if_it_is_trusted(
+    environment: os._Environ[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoConfig": "org/code--configuration.Config"}}')
+    environment["HF_TOKEN"] = "hf_secret"
+    prepare(ModelSource(tmp_path, None), trust_remote_code=True)
     assert "HF_HUB_OFFLINE" not in environment
-    local = ModelSource(str(tmp_path), tmp_path)
-    prepare(local, tokenizer="org/tokenizer")
-    assert "HF_HUB_OFFLINE" not in environment
-    prepare(local)
+    assert environment["HF_TOKEN"] == "hf_secret"
+    prepare(ModelSource(tmp_path, None))
     assert environment["HF_HUB_OFFLINE"] == "1"
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
 from airflow_llmengine.worker.engines import vllm_arguments
-from airflow_llmengine.worker.engines.model_source import ModelSource
 from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
+from airflow_llmengine.worker.weights.model_source import ModelSource
 
-SOURCE = ModelSource("/models/small", Path("/models/small"))
+SOURCE = ModelSource(Path("/models/small"), None)
 ALWAYS = {"model": "/models/small", "served_model_name": "org/name"}
 
 
@@ -88,3 +88,9 @@ def test_the_command_line() -> None:
     assert command_line(
         {"model": "-odd", "enforce_eager": True, "trust_remote_code": False, "mm_processor_kwargs": {"a": 1}, "seed": 0}
     ) == ["--model=-odd", "--enforce-eager", "--no-trust-remote-code", '--mm-processor-kwargs={"a": 1}', "--seed=0"]
+
+
+def test_the_tokenizer_is_the_one_that_was_fetched() -> None:
+    model = CreateBatchCompletionsV1ModelConfig.model_validate({"model": "org/name", "tokenizer": "org/tokenizer"})
+    source = ModelSource(Path("/models/small"), None, Path("/cache/tokenizer"))
+    assert engine_arguments(model, source)["tokenizer"] == "/cache/tokenizer"

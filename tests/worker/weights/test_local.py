@@ -1,27 +1,30 @@
-"""Where a model is looked for, and what names a local checkpoint."""
+"""A model in a directory of this machine: whether it is one, and what names its content."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import huggingface_hub
 import pytest
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.worker.engines import model_source
-from airflow_llmengine.worker.engines.base import ModelNotFoundError
-from airflow_llmengine.worker.engines.model_source import DIGEST_PREFIX, ModelSource, checkpoint_digest, find_model
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.engines.base import ModelChangedError, ModelNotFoundError
+from airflow_llmengine.worker.weights import local
+from airflow_llmengine.worker.weights.local import DIGEST_PREFIX, checkpoint_digest
+from airflow_llmengine.worker.weights.model_files import ModelFiles
+from airflow_llmengine.worker.weights.model_source import ModelSource
 
 
 def job(**model: Any) -> CreateBatchCompletionsV1Request:
     return CreateBatchCompletionsV1Request.model_validate(
         {"input_data_path": "in", "output_data_path": "out", "model_config": {"model": "org/name", **model}}
     )
+
+
+def find_model(request: CreateBatchCompletionsV1Request, pinned: str | None = None) -> ModelSource:
+    return ModelFiles(Storage(), request, pinned=lambda: pinned).find()
 
 
 @pytest.fixture
@@ -35,8 +38,40 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_is_a_directory_with_a_config(checkpoint: Path) -> None:
-    assert find_model(job(checkpoint_path=str(checkpoint))) == ModelSource(str(checkpoint), checkpoint)
-    assert find_model(job(model=str(checkpoint))).directory == checkpoint
+    found = find_model(job(checkpoint_path=str(checkpoint)))
+    assert found == ModelSource(checkpoint, checkpoint_digest(checkpoint))
+    assert find_model(job(model=str(checkpoint))) == found
+    assert find_model(job(checkpoint_path=f"file://{checkpoint}")) == found
+
+
+def test_a_checkpoint_other_than_the_one_that_the_job_began_with(checkpoint: Path) -> None:
+    request = job(checkpoint_path=str(checkpoint))
+    assert find_model(request, pinned=checkpoint_digest(checkpoint)).directory == checkpoint
+    with pytest.raises(
+        ModelChangedError, match=r"weights are checkpoint-sample-.* an earlier .* used another:"
+    ):
+        find_model(request, pinned="another")
+
+
+def test_a_tokenizer_in_a_directory_of_its_own(checkpoint: Path) -> None:
+    found = find_model(job(checkpoint_path=str(checkpoint), tokenizer=str(checkpoint / "tokenizer")))
+    assert found.tokenizer == checkpoint / "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("config", "elsewhere"),
+    [
+        ('{"auto_map": {"AutoConfig": "org/code--configuration.Config"}}', True),
+        ('{"auto_map": {"AutoTokenizer": ["org/code--tokenization.Tokenizer", null]}}', True),
+        ('{"auto_map": {"AutoConfig": "configuration.Config"}}', False),
+        ('{"auto_map": 1}', False),
+        ("[]", False),
+        ("{", False),
+    ],
+)
+def test_code_of_another_repository(checkpoint: Path, config: str, elsewhere: bool) -> None:
+    (checkpoint / "tokenizer_config.json").write_text(config)
+    assert ModelSource(checkpoint, None).names_code_elsewhere() is elsewhere
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
@@ -66,61 +101,6 @@ def test_a_checkpoint_that_may_not_be_read(checkpoint: Path) -> None:
         if is_root:
             os.seteuid(0)
         checkpoint.chmod(0o755)
-
-
-def test_a_name_that_cannot_be_an_id() -> None:
-    with pytest.raises(ModelNotFoundError, match="'a/b/c' is neither a directory nor an id"):
-        find_model(job(model="a/b/c"))
-
-
-def test_a_hub_that_cannot_be_reached() -> None:
-    # The hub is off in all tests.
-    with pytest.raises(ModelNotFoundError, match=r"'org/name' is neither .* nor in the local cache, and .* be reached"):
-        find_model(job())
-
-
-def test_a_model_in_the_local_cache_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123"
-    snapshot.mkdir(parents=True)
-    (snapshot / "config.json").write_text("{}")
-    (tmp_path / "models--org--name" / "refs").mkdir()
-    (tmp_path / "models--org--name" / "refs" / "main").write_text("0123")
-    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", _cache_in(tmp_path))
-    assert find_model(job()) == ModelSource("org/name", None)
-    with pytest.raises(ModelNotFoundError):
-        find_model(job(revision="another"))
-
-
-def _cache_in(directory: Path) -> Callable[..., Any]:
-    """The hub client's look into its cache, at another place."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return partial(try_to_load_from_cache, cache_dir=directory)
-
-
-@pytest.mark.parametrize(
-    ("name", "status", "said"),
-    [
-        ("RepositoryNotFoundError", 404, "is not on the Hugging Face hub, or is private"),
-        ("RevisionNotFoundError", 404, "has no revision 'old'"),
-        ("GatedRepoError", 403, "accept its terms"),
-        ("HfHubHTTPError", 503, None),
-    ],
-)
-def test_what_the_hub_says(monkeypatch: pytest.MonkeyPatch, name: str, status: int, said: str | None) -> None:
-    # The hub can't be had here: its client's errors stand for its answers.
-    kind = getattr(huggingface_hub.errors, name)
-
-    def answer(*_arguments: Any, **_fields: Any) -> None:
-        raise kind("the hub's own words", response=mock.Mock(status_code=status, headers={}))
-
-    monkeypatch.setattr(huggingface_hub, "model_info", answer)
-    if said is None:
-        # Loading may still succeed: the hub is there.
-        assert find_model(job(revision="old")) == ModelSource("org/name", None)
-    else:
-        with pytest.raises(ModelNotFoundError, match=said):
-            find_model(job(revision="old"))
 
 
 def test_the_digest_is_the_same_wherever_the_files_lie(checkpoint: Path, tmp_path: Path) -> None:
@@ -155,8 +135,8 @@ def test_the_digest_changes_with_the_files(checkpoint: Path, change: str) -> Non
 def test_of_large_files_size_beginning_and_end_count(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    monkeypatch.setattr(model_source, "WHOLE_FILE_BYTES", 999)
-    monkeypatch.setattr(model_source, "SAMPLE_BYTES", 10)
+    monkeypatch.setattr(local, "WHOLE_FILE_BYTES", 999)
+    monkeypatch.setattr(local, "SAMPLE_BYTES", 10)
     before = checkpoint_digest(checkpoint)
     content = bytearray(1000)
     content[500] = 1

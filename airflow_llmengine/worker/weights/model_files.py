@@ -1,0 +1,133 @@
+"""A job's model, from wherever the request says, as files of this machine."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.engines.base import ModelChangedError
+from airflow_llmengine.worker.weights.checkpoint import list_checkpoint
+from airflow_llmengine.worker.weights.fetch_progress import Say, say_nothing
+from airflow_llmengine.worker.weights.folder import fetch_checkpoint, model_cache
+from airflow_llmengine.worker.weights.hub import HubRepository, Snapshot, fetch_snapshot
+from airflow_llmengine.worker.weights.local import checkpoint_digest, require_model
+from airflow_llmengine.worker.weights.model_source import ModelSource
+
+logger = logging.getLogger(__name__)
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def _nothing_pinned() -> str | None:
+    return None
+
+
+class ModelFiles:
+    """Finds the model of one job, and fetches it first if it is not on this machine.
+
+    ``checkpoint_path`` is a directory here, or the URL of a folder in a store. ``model`` alone may be a directory too;
+    otherwise it is an id on the Hugging Face hub.
+
+    Args:
+        storage: Where a checkpoint by URL is, with credentials.
+        request: The job.
+        pinned: Gives the identity of the weights that the job began with, if a worker has loaded some: a model of the
+            hub is asked for at that commit, and others are refused before they are fetched.
+        say: Is told, in a few words, how far a fetch is; and the empty string at its end.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        pinned: Callable[[], str | None] = _nothing_pinned,
+        say: Say = say_nothing,
+    ) -> None:
+        self._storage = storage
+        self._model = request.model_cfg
+        self._pinned = pinned
+        self._say = say
+        self._since = time.time()
+        self._found: ModelSource | None = None
+        self._lock = threading.Lock()
+
+    def find(self) -> ModelSource:
+        """Find it. Blocks, for as long as it takes to fetch; a second call gives the same at once.
+
+        Raises:
+            ModelNotFoundError: There is no such model.
+            ModelChangedError: It is not the one that the job began with.
+            StorageError: It can't be fetched.
+        """
+        with self._lock:
+            if self._found is None:
+                self._found = self._find()
+            return self._found
+
+    def _find(self) -> ModelSource:
+        pinned = self._pinned()
+        place = self._model.checkpoint_path
+        if place is not None and not (location := self._storage.location(place)).is_local:
+            checkpoint = list_checkpoint(self._storage, place, self._model.load_format)
+            require_same(checkpoint.identity, pinned)
+            directory = fetch_checkpoint(checkpoint, model_cache(), say=self._say)
+            return ModelSource(directory, checkpoint.identity, self._tokenizer())
+        if place is not None:
+            # As it was written where it is a path: a link that is followed, or a folder seen from here.
+            return self._local(Path(location.url if "://" in place else place), "model_config.checkpoint_path", pinned)
+        directory = Path(self._model.model)
+        if directory.is_dir() or directory.is_absolute() or self._model.model.startswith("."):
+            return self._local(directory, "model_config.model", pinned)
+        return self._from_hub(pinned)
+
+    def _local(self, directory: Path, field: str, pinned: str | None) -> ModelSource:
+        require_model(directory, field)
+        identity = checkpoint_digest(directory)
+        require_same(identity, pinned)
+        return ModelSource(directory, identity, self._tokenizer())
+
+    def _from_hub(self, pinned: str | None) -> ModelSource:
+        # A branch may have moved on; the job stays with what it began with.
+        snapshot = self._snapshot(_commit_of(pinned) or self._model.revision)
+        later = _commit_of(self._pinned())
+        if later not in (None, snapshot.commit):
+            # It moved on while this worker fetched, and another was quicker.
+            snapshot = self._snapshot(later)
+        return ModelSource(snapshot.directory, snapshot.commit, self._tokenizer())
+
+    def _snapshot(self, revision: str | None) -> Snapshot:
+        repository = HubRepository(
+            self._model.model, revision, field="model_config.model", load_format=self._model.load_format
+        )
+        return fetch_snapshot(repository, since=self._since, say=self._say)
+
+    def _tokenizer(self) -> Path | None:
+        name = self._model.tokenizer
+        if name is None or Path(name).is_dir():
+            return None if name is None else Path(name)
+        repository = HubRepository(name, self._model.tokenizer_revision, field="model_config.tokenizer", weights=False)
+        return fetch_snapshot(repository, since=self._since, say=self._say).directory
+
+
+def _commit_of(pinned: str | None) -> str | None:
+    return pinned if pinned is not None and _COMMIT.fullmatch(pinned) else None
+
+
+def require_same(found: str | None, pinned: str | None) -> None:
+    """Make sure that the weights are those that the job began with; ``pinned``: None if there are none yet.
+
+    Raises:
+        ModelChangedError: They are others.
+    """
+    if pinned is not None and found != pinned:
+        raise ModelChangedError(
+            f"the model's weights are {found}, and an earlier attempt of this job used {pinned}: give the earlier "
+            "weights back, or make the output anew with if_done='regenerate' (--if-done regenerate)"
+        )

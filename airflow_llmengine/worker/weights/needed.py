@@ -1,0 +1,48 @@
+"""Which files of a checkpoint an engine needs. Published ones often hold the same weights in several formats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+CONFIG_FILES = ("config.json", "params.json")
+"""Of these a checkpoint has at least one; the second is Mistral's own format."""
+
+_SAFETENSORS = ".safetensors"
+_OTHER_WEIGHTS = (".bin", ".gguf", ".pt", ".pth")
+_OTHER_PROGRAMS = (".h5", ".mlmodel", ".msgpack", ".onnx", ".onnx_data", ".ot", ".tflite")
+_FOLDERS = frozenset({"coreml", "metal", "onnx", "openvino", "original"})
+_OF_TRAINING = re.compile(r"(optimizer|scheduler|training_args|rng_state(_\d+)?)\.(bin|pt|pth)")
+_READS_SAFETENSORS = (None, "", "auto", "hf", "safetensors", "fastsafetensors", "mistral", "runai_streamer")
+"""Of ``load_format``, the values for which vLLM reads safetensors where there are some."""
+
+
+def needed_files(names: Iterable[str], load_format: str | None = None) -> list[str]:
+    """Choose the files that an engine needs, in order.
+
+    Left out are hidden files, folders of other programs' formats, what a training left behind, and, where there are
+    safetensors and nothing else is asked for, the same weights in other formats.
+
+    Args:
+        names: Paths relative to the checkpoint, with slashes.
+        load_format: That of ``model_config``.
+    """
+    found = sorted(name for name in names if not _is_never_needed(name))
+    if load_format in _READS_SAFETENSORS and any(name.endswith(_SAFETENSORS) for name in found):
+        return [name for name in found if not name.endswith(_OTHER_WEIGHTS)]
+    return found
+
+
+def without_weights(names: Iterable[str]) -> list[str]:
+    """Choose what a tokenizer needs: all but weights."""
+    return [name for name in needed_files(names) if not name.endswith((_SAFETENSORS, *_OTHER_WEIGHTS))]
+
+
+def _is_never_needed(name: str) -> bool:
+    *folders, last = name.split("/")
+    return (
+        any(part.startswith(".") for part in (*folders, last))
+        or (bool(folders) and folders[0] in _FOLDERS)
+        or last.endswith(_OTHER_PROGRAMS)
+        or _OF_TRAINING.fullmatch(last) is not None
+    )
