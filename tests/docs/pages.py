@@ -67,7 +67,8 @@ def commands(text: str) -> list[str]:
     """Commands of a shell text, each on a line of its own; what it prints or sets is none."""
     joined = text.replace("\\\n", " ")
     without = re.sub(r"'[^']*\n[^']*'", "''", joined)
-    return [line.removeprefix("$ ").strip() for line in without.splitlines() if line.strip() and line[0] not in "# "]
+    lines = [line for line in without.splitlines() if line.strip() and line[0] not in "# "]
+    return [re.sub(r"^(?:\w+=\S+ )+", "", line.removeprefix("$ ")).strip() for line in lines]
 
 
 def resolved(snippet: str) -> str:
