@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from airflow_llmengine.spec.hardware.gpus import Gpu, GpuListing, gpus_of
 from airflow_llmengine.spec.kubernetes_syntax import (
     label_key_fault,
     label_value_fault,
@@ -151,8 +152,11 @@ class ClusterSettings(_Settings):
     """``none``: pods ask for no GPU, whatever a request says, for an engine that runs on the CPU."""
     gpu_platform: Literal["gke", "eks", "nvidia"] = "nvidia"
     """Whose labels tell nodes' GPUs apart; ``nvidia`` is NVIDIA's GPU feature discovery, wherever it runs."""
-    gpu_nodes: Annotated[dict[GpuType, GpuNodes], BeforeValidator(parsed_json)] = {}
-    """What differs from the platform's table, by the ``gpu_type`` of a request."""
+    gpu_types: GpuListing = ()
+    """The types of GPU that the cluster has, the cheapest first, for jobs that don't say which: names as text with
+    commas between them, or objects with ``memory``, ``max_per_node`` and ``price``."""
+    gpu_nodes: Annotated[dict[str, GpuNodes], BeforeValidator(parsed_json)] = {}
+    """What differs from the platform's table, by the ``gpu_type`` of a request, or a type of ``gpu_types``."""
     service_account_name: str | None = None
     """The pods' service account, whose rights on storage the worker has."""
     credentials_secret: str | None = None
@@ -173,12 +177,36 @@ class ClusterSettings(_Settings):
     """Taints that the pods tolerate, beside that of GPU nodes."""
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The kinds of GPU that the cluster has, the cheapest first; empty: it does not say."""
+        return gpus_of(self.gpu_types)
+
+    @property
     def hugging_face_key(self) -> tuple[str, str] | None:
         """Name of the Secret with the hub's token, and the key in it."""
         if self.hugging_face_secret is None:
             return None
         name, _, key = self.hugging_face_secret.partition("/")
         return name, key or DEFAULT_SECRET_KEY
+
+    @model_validator(mode="after")
+    def _gpus_are_found(self) -> ClusterSettings:
+        gpus_of(self.gpu_types)
+        types = [known.value for known in GpuType]
+        listed = [each.type for each in self.gpu_types]
+        for name in self.gpu_nodes:
+            if name not in types and name not in listed:
+                near = get_close_matches(name, [*types, *listed], n=1)
+                hint = f"did you mean {near[0]}?" if near else f"it may be one of {', '.join(types)}, or of gpu_types"
+                raise ValueError(f"gpu_nodes.{name}: is no type of GPU: {hint}")
+        for name in listed:
+            nodes = self.gpu_nodes.get(name)
+            if name not in types and not (nodes and (nodes.node_selector or nodes.resource)):
+                raise ValueError(
+                    f"gpu_types: which nodes have {name} is not known: say it in gpu_nodes: "
+                    f'{{"{name}": {{"node_selector": {{"<label>": "<value>"}}}}}}'
+                )
+        return self
 
     @field_validator("service_account_name", "credentials_secret")
     @classmethod

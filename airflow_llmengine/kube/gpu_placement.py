@@ -82,11 +82,11 @@ ANY_GPU = GpuPlacement(WHOLE_GPU, {}, (GPU_TAINT,))
 """A GPU of whatever type."""
 
 
-def gpu_placement(gpu_type: GpuType | None, cluster: ClusterSettings) -> GpuPlacement:
+def gpu_placement(gpu_type: str | None, cluster: ClusterSettings) -> GpuPlacement:
     """Look up how a pod gets GPUs of a type, in the platform's table and what the cluster says otherwise.
 
     Args:
-        gpu_type: The type; None: any.
+        gpu_type: The type: that of a request, or another that the cluster lists; None: any.
         cluster: The platform, and what differs from its table.
 
     Raises:
@@ -94,7 +94,8 @@ def gpu_placement(gpu_type: GpuType | None, cluster: ClusterSettings) -> GpuPlac
     """
     if gpu_type is None:
         return ANY_GPU
-    table = _from_table(gpu_type, cluster.gpu_platform)
+    known = next((each for each in GpuType if each.value == gpu_type), None)
+    table = None if known is None else _from_table(known, cluster.gpu_platform)
     override = cluster.gpu_nodes.get(gpu_type)
     if override is not None and (table is not None or override.node_selector or override.resource):
         table = table or ANY_GPU
@@ -123,7 +124,7 @@ def _from_table(gpu_type: GpuType, platform: str) -> GpuPlacement | None:
     return GpuPlacement(f"nvidia.com/mig-{size}" if size else WHOLE_GPU, {label: values}, (GPU_TAINT,))
 
 
-def _unknown(gpu_type: GpuType, cluster: ClusterSettings) -> Refusal:
+def _unknown(gpu_type: str, cluster: ClusterSettings) -> Refusal:
     platform = cluster.gpu_platform.upper()
     example = f'{{"{gpu_type}": {{"node_selector": {{"<label>": "<value>"}}}}}}'
     return Refusal(

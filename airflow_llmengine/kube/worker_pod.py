@@ -26,6 +26,7 @@ from airflow_llmengine.kube.pod_parts import (
 from airflow_llmengine.kube.security import secure
 from airflow_llmengine.kube.volume_source import volume_from_source
 from airflow_llmengine.kube.worker_resources import Role, WorkerResources, shared_memory_quantity, worker_resources
+from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError
 
@@ -76,6 +77,7 @@ def worker_pod(
     start: WorkerStart,
     deadline_seconds: int,
     grace_seconds: int,
+    hardware: Hardware | None = None,
 ) -> k8s.V1Pod:
     """Put a worker into a pod.
 
@@ -89,6 +91,7 @@ def worker_pod(
         deadline_seconds: What is left of the job's time, at least 1. An earlier deadline of the pod stands.
         grace_seconds: How long the worker may take to save its work. The pod's own grace period stands, so whoever
             gives one must give the worker less.
+        hardware: What was worked out for the model; None: what the request gives, and modest defaults.
 
     Returns:
         A new pod.
@@ -102,7 +105,7 @@ def worker_pod(
     pod.metadata = pod.metadata or k8s.V1ObjectMeta()
     worker = find_container(pod, container)
     _refuse_conflicts(pod, worker, request, start)
-    resources = worker_resources(request, cluster, identity.role)
+    resources = worker_resources(request, cluster, identity.role, hardware)
     _add_metadata(pod, request, cluster, identity)
     _add_start(worker, start)
     _add_resources(pod, worker, resources)

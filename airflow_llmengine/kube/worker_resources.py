@@ -7,6 +7,7 @@ from typing import Literal
 
 from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.kube.gpu_placement import GpuPlacement, gpu_placement
+from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
@@ -16,9 +17,10 @@ Role = Literal["replica", "collect"]
 GIB = 2**30
 
 CPUS_PER_GPU = 4
-"""Cores asked for with each GPU: the engine's own process, one for each rank, tokenizing and reading ahead."""
+"""Cores asked for with each GPU where the model's size is not known: the engine's own process, one for each rank,
+tokenizing and reading ahead."""
 MEMORY_PER_GPU = 16 * GIB
-"""Host memory asked for with each GPU: weights pass through it while they are loaded."""
+"""Host memory asked for with each GPU, likewise: weights pass through it while they are loaded."""
 CPUS_WITHOUT_GPU = 1
 MEMORY_WITHOUT_GPU = 4 * GIB
 COLLECT_CPUS = "500m"
@@ -39,11 +41,20 @@ class WorkerResources:
     """Where the GPUs are; None: there are none."""
 
 
-def worker_resources(request: CreateBatchCompletionsV1Request, cluster: ClusterSettings, role: Role) -> WorkerResources:
+def worker_resources(
+    request: CreateBatchCompletionsV1Request, cluster: ClusterSettings, role: Role, hardware: Hardware | None = None
+) -> WorkerResources:
     """Work out what a container needs.
 
-    What the request gives is both request and limit, and is kept as it is. What it does not give has a modest default
-    that is a request only: a limit that was guessed would kill a model that the guess does not fit.
+    What the request gives is both request and limit, and is kept as it is. What it does not give is what was worked
+    out for the model, or else a modest default, and a request only: a limit that was guessed would kill a model that
+    the guess does not fit.
+
+    Args:
+        request: The job, completed with what was worked out.
+        cluster: How pods are made.
+        role: What the container does.
+        hardware: What was worked out for the model; None: nothing was.
 
     Raises:
         RequestInvalidError: The platform has no such GPU.
@@ -53,25 +64,38 @@ def worker_resources(request: CreateBatchCompletionsV1Request, cluster: ClusterS
     ranks = worker_ranks(request)
     with_gpus = cluster.accelerator == "gpu"
     gpus = (request.gpus or ranks) if with_gpus else 0
-    placement = gpu_placement(request.gpu_type, cluster) if with_gpus else None
+    gpu_type = hardware.gpu.name if hardware and hardware.gpu else request.gpu_type
+    placement = gpu_placement(gpu_type, cluster) if with_gpus else None
     given = {
         name: str(value)
         for name, value in (("cpu", request.cpus), ("memory", request.memory), ("ephemeral-storage", request.storage))
         if value is not None
     }
-    defaults = {
-        "cpu": str(CPUS_PER_GPU * gpus if gpus else CPUS_WITHOUT_GPU),
-        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared_memory(ranks, None)),
-    }
+    defaults = _defaults(ranks, gpus, hardware)
     devices = {placement.resource: str(gpus)} if placement else {}
     return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, ranks, gpus, placement)
 
 
+def _defaults(ranks: int, gpus: int, hardware: Hardware | None) -> dict[str, str]:
+    host = hardware and hardware.host
+    shared = shared_memory(ranks, None)
+    if host:
+        storage = {} if host.storage is None else {"ephemeral-storage": _bytes(host.storage)}
+        return {"cpu": str(host.cores), "memory": _bytes(host.memory + shared), **storage}
+    return {
+        "cpu": str(CPUS_PER_GPU * gpus if gpus else CPUS_WITHOUT_GPU),
+        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared),
+    }
+
+
 def worker_ranks(request: CreateBatchCompletionsV1Request) -> int:
-    """Processes of the engine that compute, each on a GPU of its own: tensor parallel times pipeline parallel."""
-    model = request.model_cfg
+    """Processes of the engine that compute on a node, each on a GPU of its own.
+
+    They are tensor parallel times pipeline parallel, over all nodes of a replica.
+    """
+    model, nodes = request.model_cfg, request.nodes_per_worker or 1
     tensor = model.tensor_parallel_size or model.num_shards or 1
-    return tensor * (model.pipeline_parallel_size or 1)
+    return max(1, tensor * (model.pipeline_parallel_size or nodes) // nodes)
 
 
 def shared_memory(ranks: int, memory_limit: str | None) -> int:

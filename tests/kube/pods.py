@@ -15,6 +15,7 @@ from airflow_llmengine.kube.labels import identity_annotations
 from airflow_llmengine.kube.worker_pod import WorkerIdentity, WorkerStart, worker_pod
 from airflow_llmengine.kube.worker_resources import Role
 from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.job_state import JobHandle
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
@@ -67,6 +68,7 @@ def build(
     cluster: ClusterSettings | None = None,
     role: Role = "replica",
     start: WorkerStart = START,
+    hardware: Hardware | None = None,
     **fields: Any,
 ) -> V1Pod:
     """A worker's pod, for a request with these fields."""
@@ -80,6 +82,7 @@ def build(
         start=start,
         deadline_seconds=DEADLINE_SECONDS,
         grace_seconds=GRACE_SECONDS,
+        hardware=hardware,
     )
 
 

@@ -42,6 +42,24 @@ def test_a_form_gives_text() -> None:
     assert settings == same
 
 
+def test_the_clusters_gpus_are_names_or_objects_and_keep_their_order() -> None:
+    nodes = {"nvidia-l40s": {"node_selector": {"pool": "l40s"}}}
+    l40s = {"type": "nvidia-l40s", "memory": "44Gi", "max_per_node": 4, "price": 1.8}
+    listed = ClusterSettings.model_validate(
+        {"gpu_types": ["nvidia-ampere-a10", l40s, {"type": "nvidia-hopper-h100", "memory": "93Gi"}], "gpu_nodes": nodes}
+    )
+    as_text = json.dumps([each.model_dump(exclude_none=True) for each in listed.gpu_types])
+    assert ClusterSettings.model_validate({"gpu_types": as_text, "gpu_nodes": json.dumps(nodes)}) == listed
+    a10, other, h100 = listed.gpus
+    assert (a10.name, a10.memory, a10.per_node, a10.price) == ("nvidia-ampere-a10", 22 * 2**30, 8, None)
+    assert (other.name, other.memory, other.per_node, other.price) == ("nvidia-l40s", 44 * 2**30, 4, 1.8)
+    # An H100 NVL: what the cluster says of a known type goes before what is known of it.
+    assert (h100.memory, h100.capability) == (93 * 2**30, 9.0)
+    names = ClusterSettings.model_validate({"gpu_types": "nvidia-tesla-t4, nvidia-ampere-a10"})
+    assert [gpu.name for gpu in names.gpus] == ["nvidia-tesla-t4", "nvidia-ampere-a10"]
+    assert ClusterSettings().gpus == ()
+
+
 @pytest.mark.parametrize(
     ("text", "name_and_key"), [(None, None), ("hub", ("hub", "token")), ("hub/HF_TOKEN", ("hub", "HF_TOKEN"))]
 )
@@ -92,7 +110,32 @@ def test_a_claims_name_is_a_volume() -> None:
         ({"tolerations": [{"key": "a", "tolerationSeconds": 1}]}, "tolerations.0: tolerationSeconds is for"),
         ({"tolerations": [{"key": "a b"}]}, "tolerations.0: the key 'a b' may hold only"),
         ({"tolerations": [{"key": "a", "value": "b c"}]}, "tolerations.0: the value 'b c' may hold only"),
-        ({"gpu_nodes": {"h100": {}}}, "gpu_nodes.h100.[key]: Input should be 'nvidia-tesla-t4'"),
+        ({"gpu_nodes": {"h100": {}}}, "gpu_nodes.h100: is no type of GPU: it may be one of nvidia-tesla-t4, "),
+        (
+            {"gpu_nodes": {"nvidia-telsa-t4": {}}},
+            "gpu_nodes.nvidia-telsa-t4: is no type of GPU: did you mean nvidia-te",
+        ),
+        ({"gpu_types": "nvidia-ampere-a10, h100"}, "gpu_types.1: h100 is no type that is known: give its memory"),
+        ({"gpu_types": ["nvidia-hoper-h100"]}, "is no type that is known: did you mean nvidia-hopper-h100?"),
+        ({"gpu_types": [{"type": "l4", "memory": "24"}]}, "gpu_types.0: l4: memory is less than 1Gi: give the unit"),
+        ({"gpu_types": [{"type": "l4", "memory": "24gb"}]}, "gpu_types.0.memory: '24gb' is not a Kubernetes quantity"),
+        ({"gpu_types": [{"type": "L4", "memory": "24Gi"}]}, "gpu_types.0: the type must be lower-case letters"),
+        ({"gpu_types": [{"type": "l4", "max": 4}]}, "gpu_types.0: max is not a field of it"),
+        (
+            {"gpu_types": [{"type": "l4", "memory": "22Gi", "max_per_node": 0}]},
+            "gpu_types.0.max_per_node: Input should",
+        ),
+        ({"gpu_types": [{"type": "l4", "memory": "22Gi", "price": 0}]}, "gpu_types.0.price: Input should be greater"),
+        ({"gpu_types": "[nvidia"}, "gpu_types: is not JSON: Expecting value in line 1, column 2"),
+        ({"gpu_types": "nvidia-tesla-t4,nvidia-tesla-t4"}, "nvidia-tesla-t4 is listed twice: name each type once"),
+        (
+            {"gpu_types": [{"type": "nvidia-l4", "memory": "22Gi"}]},
+            'gpu_types: which nodes have nvidia-l4 is not known: say it in gpu_nodes: {"nvidia-l4": {"node_selector',
+        ),
+        (
+            {"gpu_types": [{"type": "nvidia-l4", "memory": "22Gi"}], "gpu_nodes": {"nvidia-l4": {"tolerations": []}}},
+            "gpu_types: which nodes have nvidia-l4 is not known",
+        ),
         (
             {"gpu_nodes": {"nvidia-tesla-t4": {"resource": "gpu"}}},
             "gpu_nodes.nvidia-tesla-t4.resource: 'gpu' has no domain before a '/'",

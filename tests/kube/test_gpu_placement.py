@@ -125,6 +125,19 @@ def test_the_connection_replaces_one_part_of_one_type() -> None:
     assert built(cluster=cluster, gpu_type="nvidia-tesla-t4")["spec"]["nodeSelector"] == {GKE: "nvidia-tesla-t4"}
 
 
+def test_a_type_that_only_the_cluster_knows_is_found_by_what_it_says() -> None:
+    cluster = ClusterSettings.model_validate(
+        {
+            "gpu_types": [{"type": "nvidia-l40s", "memory": "44Gi"}],
+            "gpu_nodes": {"nvidia-l40s": {"node_selector": {PRODUCT: "NVIDIA-L40S"}}},
+        }
+    )
+    placement = gpu_placement("nvidia-l40s", cluster)
+    assert placement.resource == GPU
+    assert placement.node_labels == {PRODUCT: ("NVIDIA-L40S",)}
+    assert [toleration.key for toleration in placement.tolerations] == [GPU]
+
+
 def test_the_type_that_a_job_asks_for_wins_over_the_label_of_every_job() -> None:
     cluster = ClusterSettings(gpu_platform="gke", node_selector={GKE: "nvidia-l4", "pool": "batch"})
     assert built(cluster=cluster, gpu_type="nvidia-tesla-t4")["spec"]["nodeSelector"] == {

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.kube.worker_pod import GRACE_MARGIN_SECONDS, WorkerStart
+from airflow_llmengine.spec.hardware.gpus import GIB, Gpu
+from airflow_llmengine.spec.hardware.host_resources import HostResources
+from airflow_llmengine.spec.hardware.inference import Hardware
+from airflow_llmengine.spec.hardware.layout import Layout
 from airflow_llmengine.spec.request import GpuType
 from airflow_llmengine.spec.validation import RequestInvalidError
 from tests.kube.pods import (
@@ -165,6 +169,35 @@ def test_what_is_not_given_is_asked_for_and_not_limited() -> None:
     resources = worker_of(built(gpus=2))["resources"]
     assert resources["limits"] == {"nvidia.com/gpu": "2"}
     assert resources["requests"] == {"cpu": "8", "memory": "34Gi", "nvidia.com/gpu": "2"}
+
+
+def worked_out(*, storage: int | None = None) -> Hardware:
+    gpu = Gpu("nvidia-l40s", 44 * GIB)
+    return Hardware(gpu, Layout(1, 2, 2, 1), HostResources(cores=4, memory=26 * GIB, storage=storage), ())
+
+
+L40S = ClusterSettings.model_validate(
+    {
+        "gpu_types": [{"type": "nvidia-l40s", "memory": "44Gi"}],
+        "gpu_nodes": {"nvidia-l40s": {"node_selector": {"pool": "l40s"}}},
+    }
+)
+
+
+def test_what_was_worked_out_for_the_model_is_asked_for_and_not_limited() -> None:
+    model = {"model": "m", "tensor_parallel_size": 2}
+    pod = built(cluster=L40S, gpus=2, model_config=model, hardware=worked_out(storage=20 * GIB))
+    resources = worker_of(pod)["resources"]
+    # Shared memory, which counts as the container's, comes on top.
+    asked = {"cpu": "4", "memory": "29Gi", "ephemeral-storage": "20Gi", "nvidia.com/gpu": "2"}
+    assert resources == {"requests": asked, "limits": {"nvidia.com/gpu": "2"}}
+    assert pod["spec"]["nodeSelector"] == {"pool": "l40s"}
+
+
+def test_what_the_request_gives_goes_before_what_was_worked_out() -> None:
+    fields = {"gpus": 2, "cpus": 1, "memory": "8Gi", "storage": "9Gi", "hardware": worked_out(storage=20 * GIB)}
+    given = {"cpu": "1", "memory": "8Gi", "ephemeral-storage": "9Gi", "nvidia.com/gpu": "2"}
+    assert worker_of(built(cluster=L40S, **fields))["resources"] == {"requests": given, "limits": given}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ class Model:
     """None: its config could not be read."""
     source: str
     """Where the config was found, or why it was not."""
+    may_pass: bool = False
+    """Whether it may be found when it is looked for again: the hub or a store did not answer just then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,13 @@ class Hardware:
     """The arithmetic, a line each."""
 
     @property
-    def gpus(self) -> int:
-        """GPUs of each node."""
-        return 0 if self.layout is None else self.layout.gpus
+    def summary(self) -> str:
+        """What each worker gets, in one clause."""
+        gpus = "no GPU" if self.gpu is None or self.layout is None else _counted(self.gpu, self.layout)
+        if self.host is None:
+            return gpus
+        storage = "" if self.host.storage is None else f", {_gib(self.host.storage)} of disk"
+        return f"{gpus}, {self.host.cores} cores, {_gib(self.host.memory)} of memory{storage}"
 
 
 def infer_gpus(
