@@ -5,6 +5,8 @@
     StorageError                  could not be read or written; unreachable, out of space, answered 5xx for too long
     +-- StorageNotFoundError      the file, folder or bucket is not there
     +-- StorageDeniedError        no permission, or no valid credentials
+    |   +-- StorageExpiredError   temporary credentials that have expired
+    +-- StorageMisdirectedError   the bucket is in another region, or behind another endpoint
     +-- StorageUnsupportedError   a store that can't do what a job needs, a URL that names no file, an unknown scheme,
     |                             or a package not installed
     +-- StorageChangedError       a file was replaced while it was being read
@@ -32,6 +34,18 @@ class StorageNotFoundError(StorageError):
 
 class StorageDeniedError(StorageError):
     """The store or the file system refused: no permission, or no valid credentials."""
+
+    retry_helps = False
+
+
+class StorageExpiredError(StorageDeniedError):
+    """The credentials were temporary, and have expired: a whole new attempt may be given new ones."""
+
+    retry_helps = True
+
+
+class StorageMisdirectedError(StorageError):
+    """The store that was asked does not have the bucket: it is in another region, or behind another endpoint."""
 
     retry_helps = False
 

@@ -16,6 +16,8 @@ from airflow_llmengine.storage.errors import (
     StorageChangedError,
     StorageDeniedError,
     StorageError,
+    StorageExpiredError,
+    StorageMisdirectedError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
@@ -49,14 +51,32 @@ _NO_CREDENTIALS_CLASSES = (
     "PartialCredentialsError",
     "CredentialRetrievalError",
     "TokenRetrievalError",
-    "ClientAuthenticationError",
     "DefaultCredentialsError",
     "RefreshError",
 )
-_WRONG_REGION_CODES = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException")
-_DENIED_CODES = ("AccessDenied", "ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")
+_WRONG_PLACE_CODES = (
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "AuthorizationHeaderMalformed",
+    "IllegalLocationConstraintException",
+)
+_DENIED_CODES = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken")
+_EXPIRED_CODES = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
+_NO_BUCKET_CODES = {"NoSuchBucket": "bucket", "ContainerNotFound": "container"}
 _DENIED_ERRNO = (errno.EACCES, errno.EPERM, errno.EROFS)
+_STATUS_IN_WORDS = {"Forbidden: ": 403, "Bad Request: ": 400}
+"""What gcsfs makes of two answers: plain exceptions, whose texts begin so."""
 _SAFE_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks a store, for messages: Airflow and a worker may have other credentials for it."""
+
+    name: str
+    """What the sentence begins with: ``Airflow``."""
+    credentials: str
+    """What is asked with: ``the credentials of the connection store``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +90,7 @@ class Failure:
     """Whether the same call may succeed when it is simply made again."""
 
 
-def diagnose(exception: BaseException) -> Failure:
+def diagnose(exception: BaseException, caller: Caller | None = None) -> Failure:
     """What ``exception``, raised by a store, means."""
     chain = list(_causes(exception))
     status = http_status(exception)
@@ -78,15 +98,18 @@ def diagnose(exception: BaseException) -> Failure:
     names = {base.__name__ for cause in chain for base in type(cause).__mro__}
     if "FileExpired" in names:
         return Failure(StorageChangedError, "it was replaced while it was being read")
-    if names.intersection(_NO_CREDENTIALS_CLASSES):
+    # Azure's is also what it answers with 403; without an answer no token could be had.
+    without_token = "ClientAuthenticationError" in names and status is None
+    if without_token or names.intersection(_NO_CREDENTIALS_CLASSES):
+        among = "" if caller is None else f" among {caller.credentials}"
         return Failure(
             StorageDeniedError,
-            "no valid credentials were found; give them in the connection or the environment",
+            f"no valid credentials were found{among}; give them in the connection or the environment",
         )
     if "ParamValidationError" in names:
         return Failure(StorageError, "the name of the bucket or the object is not a valid one")
     if status is not None or code is not None:
-        return _by_answer(status, code)
+        return _by_answer(status, code, caller)
     if isinstance(exception, ImportError):
         return Failure(StorageUnsupportedError, "a package that its scheme needs is not installed")
     if isinstance(exception, NotImplementedError):
@@ -102,12 +125,17 @@ def diagnose(exception: BaseException) -> Failure:
     return _by_errno(exception)
 
 
-def translate(exception: BaseException, action: str, url: str) -> StorageError:
-    """The typed error for ``exception``, whose message tells what could not be done, where, and why."""
+def translate(exception: BaseException, action: str, url: str, caller: Caller | None = None) -> StorageError:
+    """The typed error for ``exception``, whose message tells who could not do what, where, why, and what to do."""
     if isinstance(exception, StorageError):
         return exception
-    failure = diagnose(exception)
-    return failure.error(f"Cannot {action} {redact(url)}: {failure.reason}.")
+    failure = diagnose(exception, caller)
+    return failure.error(f"{cannot(caller)} {action} {redact(url)}: {failure.reason}.")
+
+
+def cannot(caller: Caller | None) -> str:
+    """How a message begins."""
+    return "Cannot" if caller is None else f"{caller.name} cannot"
 
 
 def is_transient(exception: BaseException) -> bool:
@@ -129,6 +157,10 @@ def http_status(exception: BaseException) -> int | None:
             status = getattr(cause, attribute, None)
             if isinstance(status, int) and 400 <= status <= 599:
                 return status
+        if type(cause) in (OSError, ValueError):
+            for words, status in _STATUS_IN_WORDS.items():
+                if str(cause).startswith(words):
+                    return status
     return None
 
 
@@ -140,23 +172,43 @@ def error_code(exception: BaseException) -> str | None:
             code = response.get("Error", {}).get("Code")
             if isinstance(code, str) and _SAFE_CODE.fullmatch(code):
                 return code
+        code = getattr(cause, "error_code", None)  # azure; of a string, and an enum's member besides
+        if isinstance(code, str) and _SAFE_CODE.fullmatch(str.__str__(code)):
+            return str.__str__(code)
     return None
 
 
-def _by_answer(status: int | None, code: str | None) -> Failure:
+def no_bucket(kind: str = "bucket") -> str:
+    """What to say where files can't be because that does not exist which holds them all."""
+    return f"the {kind} does not exist; create it or correct its name"
+
+
+def _by_answer(status: int | None, code: str | None, caller: Caller | None) -> Failure:
     answer = " ".join(str(part) for part in ("the store answered", status, code) if part is not None)
-    if code == "NoSuchBucket":
-        return Failure(StorageNotFoundError, "the bucket does not exist; create it or correct its name")
+    asked = answer if caller is None else f"{answer} to {caller.credentials}"
+    if code in _NO_BUCKET_CODES:
+        return Failure(StorageNotFoundError, no_bucket(_NO_BUCKET_CODES[code]))
     if status == 404:
         return Failure(StorageNotFoundError, "it does not exist; check its spelling")
+    if code == "RequestTimeTooSkewed":
+        return Failure(StorageDeniedError, f"{answer}; set the clock of the machine that asked")
+    if code in _EXPIRED_CODES:
+        return Failure(
+            StorageExpiredError,
+            f"{asked}: temporary credentials have expired; a retry is given new ones where they come from a role",
+        )
+    if status in (301, 307) or code in _WRONG_PLACE_CODES:
+        return Failure(
+            StorageMisdirectedError,
+            f"{answer}, as where the bucket is in another region or behind another endpoint; correct region_name and "
+            "endpoint_url",
+        )
     if status in (401, 403) or code in _DENIED_CODES:
         return Failure(
             StorageDeniedError,
-            f"{answer}; check the credentials and what they permit (where listing is not permitted, "
+            f"{asked}; check the credentials and what they permit (where listing is not permitted, "
             f"what does not exist is answered so too)",
         )
-    if status == 301 or code in _WRONG_REGION_CODES:
-        return Failure(StorageError, f"{answer}; check the region and the endpoint")
     if status == 412:
         return Failure(StorageChangedError, "it was replaced while it was being read")
     if status == 501:

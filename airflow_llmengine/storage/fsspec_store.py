@@ -6,18 +6,20 @@ that it can create-if-absent. A file system behind a network protocol (``sftp://
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from typing_extensions import override
 
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, prove_commits
-from airflow_llmengine.storage.errors import StorageUnsupportedError
-from airflow_llmengine.storage.failures import http_status
+from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.failures import cannot, http_status, no_bucket
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import ParsedUrl, redact
 
-_OBJECT_STORES = ("gs", "az")
+_OBJECT_STORES = {"gs": "bucket", "az": "container"}
+"""Those that files are written to, and what each calls that in which all of its files are."""
 _READ_AHEAD_BYTES = 8 * 2**20
 
 
@@ -27,7 +29,7 @@ class FsspecBackend(Backend):
     def __init__(self, filesystem: Any, parsed: ParsedUrl, retry: RetryPolicy) -> None:
         super().__init__(parsed.prefix, retry)
         self._filesystem = filesystem
-        self._writable = parsed.protocol in _OBJECT_STORES
+        self._bucket = _OBJECT_STORES.get(parsed.protocol)
         self._proven = False
 
     @override
@@ -57,8 +59,11 @@ class FsspecBackend(Backend):
 
     @override
     def open_read(self, path: str) -> RawFile:
-        if self.stat(path) is None:  # some open a folder as an empty file
+        found = self.stat(path)
+        if found is None:  # some open a folder as an empty file
             raise FileNotFoundError(path)
+        if self._bucket is not None:
+            return _UnchangedObject(self, found)
         file: RawFile = self._filesystem.open(self._address(path), "rb", block_size=_READ_AHEAD_BYTES)
         return file
 
@@ -74,7 +79,8 @@ class FsspecBackend(Backend):
 
         def create() -> bool:
             try:
-                self._filesystem.pipe_file(address, data, mode="create")
+                with self.naming_bucket("create", path):
+                    self._filesystem.pipe_file(address, data, mode="create")
             except Exception as error:
                 if not isinstance(error, FileExistsError) and http_status(error) != 412:
                     raise
@@ -87,7 +93,9 @@ class FsspecBackend(Backend):
 
     @override
     def replace(self, path: str, data: bytes) -> None:
-        self._filesystem.pipe_file(self._writable_address(path), data)
+        address = self._writable_address(path)
+        with self.naming_bucket("write", path):
+            self._filesystem.pipe_file(address, data)
 
     @override
     def open_write(self, path: str) -> PendingWrite:
@@ -103,9 +111,12 @@ class FsspecBackend(Backend):
 
     @override
     def delete_tree(self, path: str) -> None:
-        self._writable_address(path)
-        for file in list(self.walk(path)):
-            self.delete(file.path)
+        address = self._writable_address(path)
+        # All of them, the placeholders for folders too.
+        for name in self._filesystem.find(address):
+            if name.startswith(f"{address}/"):
+                with contextlib.suppress(FileNotFoundError):
+                    self._filesystem.rm_file(name)
 
     @override
     def files(self, path: str) -> list[StoredFile]:
@@ -118,7 +129,8 @@ class FsspecBackend(Backend):
     @override
     def walk(self, path: str) -> Iterator[StoredFile]:
         found = self.attempt("list", path, lambda: self._filesystem.find(self._address(path), detail=True))
-        for below, details in self._relocated(path, found.values()):
+        # adlfs gives the name of a file, in a list, where one has the folder's name.
+        for below, details in self._relocated(path, found.values() if isinstance(found, Mapping) else ()):
             yield _stored(below, details)
 
     @override
@@ -126,6 +138,31 @@ class FsspecBackend(Backend):
         self._writable_address(path)
         prove_commits(self, path)
         self._proven = True
+
+    def read_part(self, path: str, start: int, end: int, tag: str | None) -> bytes:
+        """The bytes from ``start`` up to, and without, ``end``; see the base class."""
+        content: bytes = self._filesystem.cat_file(self._address(path), start=start, end=end)
+        # They may be of another object that has replaced it. A tag never comes back with another content: what was
+        # read before is of the object that has it now.
+        if tag is not None:
+            found = self.stat(path)
+            if found is None or found.tag != tag:
+                raise StorageChangedError(
+                    f"{cannot(self.caller)} read {redact(self.prefix + path)}: it was replaced while it was being read."
+                )
+        return content
+
+    @contextlib.contextmanager
+    def naming_bucket(self, action: str, path: str) -> Iterator[None]:
+        """What is not there when a file is written is what it is written to, and not the file."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, FileNotFoundError) and http_status(error) != 404:
+                raise
+            raise StorageNotFoundError(
+                f"{cannot(self.caller)} {action} {redact(self.prefix + path)}: {no_bucket(self._bucket or 'place')}."
+            ) from error
 
     def _list(self, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
         try:
@@ -138,6 +175,8 @@ class FsspecBackend(Backend):
         """What the file system listed below ``path``, each with its path as it is called here."""
         start = self._address(path).rstrip("/") + "/"
         for details in found:
+            if details["type"] == "file" and details["name"].endswith("/"):
+                continue  # a placeholder that some tools make for a folder
             name = details["name"].rstrip("/")
             if name.startswith(start):  # else it is the folder's own entry, or a file that was listed below itself
                 yield f"{path}/{name[len(start) :]}", details
@@ -148,11 +187,51 @@ class FsspecBackend(Backend):
         return address
 
     def _writable_address(self, path: str) -> str:
-        if not self._writable:
+        if self._bucket is None:
             raise StorageUnsupportedError(
                 f"{redact(self.prefix + path)} can only be read: a job writes to local paths, s3://, gs:// and az://."
             )
         return self._address(path)
+
+
+class _UnchangedObject:
+    """An object that is read range by range, as long as it is the one that was opened."""
+
+    def __init__(self, backend: FsspecBackend, opened: StoredFile) -> None:
+        self._backend = backend
+        self._opened = opened
+        self._position = 0
+        self._start = 0
+        self._range = b""
+
+    def read(self, size: int, /) -> bytes:
+        """At most ``size`` bytes; none at the end."""
+        if self._position >= self._opened.size:
+            return b""
+        if not self._start <= self._position < self._start + len(self._range):
+            self._fetch()
+        first = self._position - self._start
+        data = self._range[first : first + size]
+        self._position += len(data)
+        return data
+
+    def _fetch(self) -> None:
+        end = min(self._position + _READ_AHEAD_BYTES, self._opened.size)
+        self._range = self._backend.read_part(self._opened.path, self._position, end, self._opened.tag)
+        self._start = self._position
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Go to another place; gives it."""
+        self._position = max(0, offset + (0, self._position, self._opened.size)[whence])
+        return self._position
+
+    def tell(self) -> int:
+        """The place of the next byte."""
+        return self._position
+
+    def close(self) -> None:
+        """Nothing is open but for the moment of a request."""
+        self._range = b""
 
 
 class _FsspecWrite(PendingWrite):
@@ -163,12 +242,12 @@ class _FsspecWrite(PendingWrite):
 
     @override
     def write(self, data: bytes) -> None:
-        with self._backend.translated("write", self._path):
+        with self._backend.translated("write", self._path), self._backend.naming_bucket("write", self._path):
             self._file.write(data)
 
     @override
     def commit(self) -> str | None:
-        with self._backend.translated("write", self._path):
+        with self._backend.translated("write", self._path), self._backend.naming_bucket("write", self._path):
             self._file.close()
             self._file.commit()
         file = self._backend.attempt("look up", self._path, lambda: self._backend.stat(self._path))
@@ -182,5 +261,6 @@ class _FsspecWrite(PendingWrite):
 
 
 def _stored(path: str, details: Mapping[str, Any]) -> StoredFile:
-    tag = details.get("ETag") or details.get("etag")
+    # Google's etag is another one each time that the same content is put there. What is composed has no MD5.
+    tag = details.get("md5Hash") or details.get("ETag") or details.get("etag")
     return StoredFile(path, details.get("size") or 0, str(tag).strip('"') if tag else None)

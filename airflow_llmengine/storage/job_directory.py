@@ -113,7 +113,8 @@ class JobDirectory:
     def valid_manifest(self) -> Manifest | None:
         """The manifest if the output beside it is the one it tells of, else None; the debug log says why.
 
-        Compared are the size, and the store's etag where there is one, else the SHA-256, for which the output is read.
+        Compared are the size, and the store's etag where there is one. Where it is another, which it may be of the same
+        content put twice or copied, or there is none, it is the SHA-256, for which the output is read.
         """
         try:
             manifest = self.read_manifest()
@@ -135,9 +136,8 @@ class JobDirectory:
             return "does not exist"
         if entry.size != manifest.output_bytes:
             return f"has {entry.size} bytes where the manifest says {manifest.output_bytes}"
-        if entry.identity is not None and manifest.output_etag is not None:
-            same = entry.identity == f"etag:{manifest.output_etag}"
-            return None if same else "has another etag than the manifest says"
+        if entry.identity is not None and entry.identity == f"etag:{manifest.output_etag}":
+            return None
         try:
             identity = content_identity(self.output)
         except StorageNotFoundError:

@@ -12,16 +12,18 @@ from airflow_llmengine.storage.errors import StorageUnsupportedError
 LOCAL = "file"
 MEMORY = "memory"
 S3 = "s3"
+GCS = "gs"
+AZURE = "az"
 
 _ALIASES = {
     "local": LOCAL,
     "s3a": S3,
     "s3n": S3,
-    "gcs": "gs",
-    "abfs": "az",
-    "abfss": "az",
+    "gcs": GCS,
+    "abfs": AZURE,
+    "abfss": AZURE,
 }
-_AZURE_SCHEMES = ("az", "abfs", "abfss")
+_AZURE_SCHEMES = (AZURE, "abfs", "abfss")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")

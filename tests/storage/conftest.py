@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fsspec import get_filesystem_class
-from fsspec.registry import _registry, register_implementation
 
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.retrying import RetryPolicy
+from tests.storage.azurite import Azurite, find_azurite
+from tests.storage.gcs_server import GCSServer
 from tests.storage.s3_server import S3Server
 
 QUICK = RetryPolicy(attempts=4, total_seconds=10, first_wait_seconds=0.01, longest_wait_seconds=0.05)
@@ -21,12 +21,6 @@ QUICK = RetryPolicy(attempts=4, total_seconds=10, first_wait_seconds=0.01, longe
 BUCKET = "bucket"
 
 _numbers = itertools.count()
-
-
-class OtherObjectStore(get_filesystem_class("s3")):  # type: ignore[misc]
-    """Stands for the object stores that are reached through fsspec's common interface, which need an account."""
-
-    protocol: tuple[str, ...] = ("gs", "gcs")
 
 
 @dataclass(frozen=True)
@@ -63,12 +57,38 @@ def _s3_storage(_s3_server: S3Server) -> Storage:
 
 
 @pytest.fixture(scope="session")
-def _other_storage(_s3_server: S3Server) -> Iterator[Storage]:
-    register_implementation("gs", OtherObjectStore, clobber=True)
-    storage = Storage({"gcs": _s3_server.options}, retry=QUICK)
+def _gcs_server() -> Iterator[GCSServer]:
+    server = GCSServer()
+    server.start()
+    server.new_bucket(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def _gcs_storage(_gcs_server: GCSServer) -> Storage:
+    storage = Storage({"gs": _gcs_server.options}, retry=QUICK)
     storage.location(f"gs://{BUCKET}/first").require_commits()
-    yield storage
-    _registry.pop("gs")
+    return storage
+
+
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[Azurite]:
+    """Azure's emulator, with a container."""
+    program = find_azurite()
+    if program is None:
+        pytest.skip("Azure is not tried: npm install --prefix ~/.cache/airflow-llmengine/azurite azurite")
+    server = Azurite(program)
+    server.new_container(BUCKET)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def _azure_storage(azurite: Azurite) -> Storage:
+    storage = Storage({"az": azurite.options}, retry=QUICK)
+    storage.location(f"az://{BUCKET}/first").require_commits()
+    return storage
 
 
 @pytest.fixture
@@ -86,9 +106,23 @@ def s3(s3_server: S3Server, _s3_storage: Storage) -> Place:
 
 
 @pytest.fixture
-def other(s3_server: S3Server, _other_storage: Storage) -> Place:
-    """The same in a store that is reached through fsspec's common interface."""
-    return Place(_other_storage, f"gs://{BUCKET}/folder-{next(_numbers)}")
+def gcs_server(_gcs_server: GCSServer) -> Iterator[GCSServer]:
+    """Google's store without faults yet."""
+    _gcs_server.reset()
+    yield _gcs_server
+    _gcs_server.reset()
+
+
+@pytest.fixture
+def gcs(gcs_server: GCSServer, _gcs_storage: Storage) -> Place:
+    """A new folder in a bucket of Google's store, which is reached through fsspec's common interface."""
+    return Place(_gcs_storage, f"gs://{BUCKET}/folder-{next(_numbers)}")
+
+
+@pytest.fixture
+def azure(_azure_storage: Storage) -> Place:
+    """The same in a container of Azure's."""
+    return Place(_azure_storage, f"az://{BUCKET}/folder-{next(_numbers)}")
 
 
 @pytest.fixture
@@ -112,7 +146,7 @@ def unused_port() -> int:
         return port
 
 
-@pytest.fixture(params=["local", "memory", "s3", "other"])
+@pytest.fixture(params=["local", "memory", "s3", "gcs", "azure"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each kind of store in turn."""
     found: Place = request.getfixturevalue(request.param)

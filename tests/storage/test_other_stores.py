@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,13 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fsspec.registry import _registry, register_implementation
+from azure.core.exceptions import ClientAuthenticationError
+from fsspec.registry import _registry
 
-from airflow_llmengine.storage.errors import StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.errors import (
+    StorageChangedError,
+    StorageDeniedError,
+    StorageError,
+    StorageNotFoundError,
+    StorageUnsupportedError,
+)
+from airflow_llmengine.storage.failures import diagnose
 from airflow_llmengine.storage.filesystem import Storage, content_identity
 from airflow_llmengine.storage.inputs import list_input
-from tests.storage.conftest import BUCKET, QUICK, OtherObjectStore, Place
-from tests.storage.s3_server import Fault, S3Server
+from tests.storage.azurite import ACCOUNT, KEY, Azurite
+from tests.storage.conftest import BUCKET, QUICK, Place
+from tests.storage.gcs_server import TOKEN, Fault, GCSServer
+from tests.storage.s3_server import S3Server
+
+# aiohttp's advice to those who hand it megabytes at once.
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 
 
 class _QuietHandler(http.server.SimpleHTTPRequestHandler):
@@ -99,65 +113,201 @@ def test_a_package_that_is_not_installed_is_named(
     )
 
 
-def test_a_create_whose_answer_is_lost_is_known_by_its_content(other: Place, s3_server: S3Server) -> None:
-    s3_server.faults.append(Fault("PUT", executed=True))
-
-    assert other.at("file").create(b"ours")
-    assert not other.at("file").create(b"theirs")
-    assert other.at("file").read_bytes() == b"ours"
+# Commits
 
 
-def test_a_store_that_overwrites_is_refused(s3_server: S3Server, other: Place) -> None:
-    s3_server.ignores_conditions = True
-    storage = Storage({"gs": s3_server.options}, retry=QUICK)
+def test_a_create_whose_answer_is_lost_is_known_by_its_content(gcs: Place, gcs_server: GCSServer) -> None:
+    gcs_server.faults.append(Fault("POST", "/upload/", executed=True))
+
+    assert gcs.at("file").create(b"ours")
+    assert not gcs.at("file").create(b"theirs")
+    assert gcs.at("file").read_bytes() == b"ours"
+
+
+def test_a_store_that_overwrites_is_refused(gcs: Place, gcs_server: GCSServer) -> None:
+    """As the emulator does by itself."""
+    gcs_server.ignores_conditions = True
+    storage = Storage({"gs": gcs_server.options}, retry=QUICK)
 
     with pytest.raises(StorageUnsupportedError, match="overwrites files that it was told to create only if absent"):
-        storage.location(f"{other.base}/a").create(b"x")
+        storage.location(f"{gcs.base}/a").create(b"x")
 
-    assert other.storage.location(other.base).list() == []
-
-
-@pytest.mark.parametrize("scheme", ["s3", "gs"])
-def test_nobody_can_ask_for_stale_listings(other: Place, s3_server: S3Server, scheme: str) -> None:
-    options = {scheme: {**s3_server.options, "use_listings_cache": True, "skip_instance_cache": False}}
-    folder = Storage(options, retry=QUICK).location(other.base.replace("gs", scheme, 1))
-
-    assert folder.list() == []
-    other.put("a")
-    assert [entry.name for entry in folder.list()] == ["a"]
-    other.put("b")
-    assert [entry.name for entry in folder.walk()] == ["a", "b"]
-    other.at("a").delete()
-    assert folder.child("a").info() is None
-    assert [entry.name for entry in folder.list()] == ["b"]
+    assert gcs.storage.location(gcs.base).list() == []
 
 
-def test_an_exception_aborts_the_upload(other: Place, s3_server: S3Server) -> None:
+def test_a_store_without_exclusive_create_is_refused(gcs: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, _ = gcs.storage.backend_of(gcs.base)
+
+    def pipe_file(path: str, value: bytes, **options: Any) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr(backend._filesystem, "pipe_file", pipe_file)  # type: ignore[attr-defined]
+
+    with pytest.raises(StorageUnsupportedError, match="this store can't do that"):
+        gcs.at("a").create(b"x")
+
+
+@pytest.mark.parametrize("store", ["gcs", "azure"])
+def test_an_exception_leaves_nothing(request: pytest.FixtureRequest, store: str) -> None:
+    place: Place = request.getfixturevalue(store)
+
     def write_half() -> None:
-        with other.at("output").writer() as out:
-            out.write(b"half")
+        with place.at("output").writer() as out:
+            out.write(b"half" * 2**21)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         write_half()
 
-    prefix = other.base.removeprefix(f"gs://{BUCKET}/")
-    assert "Uploads" not in s3_server.client.list_multipart_uploads(Bucket=BUCKET, Prefix=prefix)
+    assert not place.at("output").exists()
 
 
-class NotImplementedStore(OtherObjectStore):
-    """Stands for a file system whose ``pipe_file`` knows no ``mode``."""
-
-    protocol = ("gs",)
-
-    def pipe_file(self, path: str, value: bytes, **options: Any) -> None:
-        raise NotImplementedError
+# Reading and listing
 
 
-def test_a_store_without_exclusive_create_is_refused(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(_registry, "gs", raising=False)
-    register_implementation("gs", NotImplementedStore, clobber=True)
-    storage = Storage({"gs": s3_server.options}, retry=QUICK)
+@pytest.mark.parametrize("store", ["gcs", "azure"])
+def test_a_file_that_is_replaced_while_it_is_read_is_told(request: pytest.FixtureRequest, store: str) -> None:
+    place: Place = request.getfixturevalue(store)
+    place.at("file").replace(b"a" * (20 * 2**20))
 
-    with pytest.raises(StorageUnsupportedError, match="this store can't do that"):
-        storage.location(f"gs://{BUCKET}/a").create(b"x")
+    with place.at("file").open_read() as file:
+        assert file.read(10) == b"a" * 10
+        place.at("file").replace(b"b" * (20 * 2**20))
+        with pytest.raises(StorageChangedError, match="file: it was replaced while it was being read"):
+            file.read()
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_nobody_can_ask_for_stale_listings(
+    s3: Place, s3_server: S3Server, gcs: Place, gcs_server: GCSServer, scheme: str
+) -> None:
+    place, options = (s3, s3_server.options) if scheme == "s3" else (gcs, gcs_server.options)
+    stale = {scheme: {**options, "use_listings_cache": True, "skip_instance_cache": False}}
+    folder = Storage(stale, retry=QUICK).location(place.base)
+
+    assert folder.list() == []
+    place.put("a")
+    assert [entry.name for entry in folder.list()] == ["a"]
+    place.put("b")
+    assert [entry.name for entry in folder.walk()] == ["a", "b"]
+    place.at("a").delete()
+    assert folder.child("a").info() is None
+    assert [entry.name for entry in folder.list()] == ["b"]
+
+
+def test_placeholders_of_folders_are_no_files(gcs: Place) -> None:
+    backend, path = gcs.storage.backend_of(gcs.base)
+    for name in ("folder/", "folder/empty/"):
+        backend._filesystem.pipe_file(f"{path}/{name}", b"")  # type: ignore[attr-defined]
+    gcs.put("folder/file")
+
+    assert [entry.name for entry in gcs.at("folder").list()] == ["file"]
+    assert [entry.name for entry in gcs.at("folder").walk()] == ["file"]
+    assert gcs.at("folder").folders() == ["empty"]
+    gcs.at("folder").delete_tree()
+    assert gcs.at("folder").folders() == []
+
+
+def test_a_name_that_looks_like_a_generation_is_a_name(gcs_server: GCSServer, gcs: Place) -> None:
+    gcs.put("part#1", "part#2")
+    storage = Storage({"gs": gcs_server.options}, retry=QUICK)
+
+    assert storage.location(f"{gcs.base}/part#1").read_bytes() == b"part#1"
+    assert storage.location(f"{gcs.base}/part#3").info() is None
+
+
+def test_the_same_content_put_again_is_the_same_file_on_googles_store(gcs: Place) -> None:
+    gcs.put("file")
+    first = gcs.at("file").info()
+    gcs.put("file")
+
+    assert gcs.at("file").info() == first
+
+
+# Failures
+
+
+def test_transient_failures_are_tried_again(gcs: Place, gcs_server: GCSServer) -> None:
+    gcs.put("file")
+    gcs_server.faults.append(Fault("GET", "/file", status=503))
+
+    assert gcs.at("file").read_bytes() == b"file"
+    assert not gcs_server.faults[0].times
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "reason"),
+    [
+        (401, StorageDeniedError, "the store answered 401; check the credentials and what they permit"),
+        (403, StorageDeniedError, "the store answered 403; check the credentials and what they permit"),
+        (404, StorageNotFoundError, "it does not exist; check its spelling"),
+        (400, StorageError, "the store answered 400"),
+    ],
+)
+def test_googles_refusals_are_one_sentence(
+    gcs: Place,
+    gcs_server: GCSServer,
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+    kind: type[StorageError],
+    reason: str,
+) -> None:
+    gcs_server.faults.append(Fault("GET", "/file", status=status, message=f"{TOKEN} is invalid"))
+
+    with pytest.raises(StorageError, match=f"^Cannot read {gcs.base}/file: {reason}") as caught:
+        gcs.at("file").read_bytes()
+
+    assert type(caught.value) is kind
+    assert TOKEN not in str(caught.value)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+@pytest.mark.parametrize(("store", "kind"), [("gcs", "bucket"), ("azure", "container")])
+def test_what_holds_all_files_and_does_not_exist_is_told(request: pytest.FixtureRequest, store: str, kind: str) -> None:
+    place: Place = request.getfixturevalue(store)
+    file = place.storage.location(place.base.replace(BUCKET, "no-such-bucket", 1))
+    told = f"the {kind} does not exist; create it or correct its name"
+
+    for action in (lambda: file.create(b""), file.require_commits, lambda: file.replace(b"")):
+        with pytest.raises(StorageNotFoundError, match=told):
+            action()
+    with pytest.raises(StorageNotFoundError, match=told), file.writer() as out:
+        out.write(b"x")
+    assert file.list() == []
+
+
+def test_a_key_that_azure_does_not_take_is_one_sentence(azurite: Azurite, azure: Place) -> None:
+    wrong = azurite.connection_string.replace(KEY, "bm90IHRoZSBrZXk=")
+    storage = Storage({"az": {"connection_string": wrong}}, retry=QUICK)
+
+    with pytest.raises(StorageDeniedError, match=rf"^Cannot read {azure.base}/file: the store answered 403") as caught:
+        storage.location(f"{azure.base}/file").read_bytes()
+
+    assert "check the credentials" in str(caught.value)
+    assert "AccountKey" not in str(caught.value)
+
+
+def test_azure_without_an_account_says_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StorageUnsupportedError) as caught:
+        Storage().location("az://container/file").exists()
+
+    assert str(caught.value) == (
+        "az://container/file names no storage account: write abfs://container@account.dfs.core.windows.net/..., or "
+        "set account_name in the storage options of az, or AZURE_STORAGE_ACCOUNT_NAME."
+    )
+
+
+def test_azure_without_a_token_is_without_credentials() -> None:
+    found = diagnose(ClientAuthenticationError("DefaultAzureCredential failed to retrieve a token"))
+
+    assert (found.error, found.transient) == (StorageDeniedError, False)
+    assert found.reason.startswith("no valid credentials were found")
+
+
+def test_azure_takes_its_account_from_the_url() -> None:
+    storage = Storage({"az": {"account_key": KEY}}, retry=QUICK)
+
+    backend, path = storage.backend_of(f"abfss://data@{ACCOUNT}.dfs.core.windows.net/folder/file")
+
+    assert backend._filesystem.account_name == ACCOUNT  # type: ignore[attr-defined]
+    assert backend._address(path) == "data/folder/file"  # type: ignore[attr-defined]

@@ -127,6 +127,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_document_holds_nobody_up(tmp_path:
         place.symlink_to("/dev/zero")
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
 def test_a_huge_document_is_not_read(place: Place) -> None:
     at = place.at("out.json.job/current.json")
     at.replace(b'{"fingerprint": "' + b"x" * MAX_DOCUMENT_BYTES + b'"}')

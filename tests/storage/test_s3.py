@@ -18,6 +18,8 @@ from airflow_llmengine.storage.errors import (
     StorageChangedError,
     StorageDeniedError,
     StorageError,
+    StorageExpiredError,
+    StorageMisdirectedError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
@@ -344,10 +346,12 @@ def test_trying_again_ends_in_time(s3: Place, s3_server: S3Server) -> None:
     [
         (Fault("GET", status=403, code="AccessDenied"), StorageDeniedError, "answered 403 AccessDenied"),
         (Fault("GET", status=403, code="InvalidAccessKeyId"), StorageDeniedError, "answered 403 InvalidAccessKeyId"),
-        (Fault("GET", status=400, code="ExpiredToken"), StorageDeniedError, "answered 400 ExpiredToken"),
+        (Fault("GET", status=403, code="RequestTimeTooSkewed"), StorageDeniedError, "set the clock of the machine"),
+        (Fault("GET", status=400, code="ExpiredToken"), StorageExpiredError, "temporary credentials have expired"),
         (Fault("GET", status=404, code="NoSuchKey"), StorageNotFoundError, "it does not exist"),
         (Fault("GET", status=404, code="NoSuchBucket"), StorageNotFoundError, "the bucket does not exist"),
-        (Fault("GET", status=400, code="AuthorizationHeaderMalformed"), StorageError, "check the region"),
+        (Fault("GET", status=400, code="AuthorizationHeaderMalformed"), StorageMisdirectedError, "correct region_name"),
+        (Fault("GET", status=301, code="PermanentRedirect", times=9), StorageMisdirectedError, "correct region_name"),
         (Fault("GET", status=501, code="NotImplemented"), StorageUnsupportedError, "this store can't do that"),
         (Fault("GET", status=400, code="Oddity"), StorageError, "answered 400 Oddity"),
     ],
@@ -362,7 +366,9 @@ def test_lasting_failures_are_told_at_once(
         s3.at("file").read_bytes()
 
     assert type(caught.value) is kind
-    assert s3_server.count("GET", "/file") == 1
+    assert caught.value.retry_helps == (kind in (StorageError, StorageExpiredError))
+    # AWS's own library looks for the bucket's region when it is redirected, and asks there.
+    assert s3_server.count("GET", "/file") == (2 if fault.status == 301 else 1)
     assert f"Cannot read {s3.at('file').url}: " in str(caught.value)
     assert str(caught.value).endswith(".")
     assert ACCESS_KEY not in str(caught.value)
