@@ -136,3 +136,16 @@ def test_the_table_of_gpus_is_that_of_the_code(platform: str, gpu_type: GpuType)
     expected = {f"{value.partition('.')[0]}.*" if families else value for value in values}
     assert set(re.findall(r"`([^`]+)`", cell)) == expected
     assert placement.resource in said
+
+
+def test_airflows_own_limits_are_what_airflow_says() -> None:
+    from airflow.sdk.configuration import conf
+
+    rows = dict(re.findall(r"^\| `([^`]+)`[^|]*\| (\d+) \|", DOCS.joinpath("backfill.md").read_text(), re.MULTILINE))
+    names = {
+        "max_active_tasks": ("core", "max_active_tasks_per_dag"),
+        "[core] parallelism": ("core", "parallelism"),
+        "[triggerer] capacity": ("triggerer", "capacity"),
+        "[core] max_map_length": ("core", "max_map_length"),
+    }
+    assert rows == {name: str(conf.getint(*option)) for name, option in names.items()}
