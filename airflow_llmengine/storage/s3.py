@@ -96,7 +96,11 @@ class S3Backend(Backend):
             # One request; s3fs's own call for a range knows no condition.
             answer = await self._filesystem._call_s3("get_object", **arguments)  # noqa: SLF001 - call_s3 can't read on
             async with answer["Body"] as body:
-                content: bytes = await body.read()
+                try:
+                    content: bytes = await body.read()
+                except Exception:
+                    # Of these aiohttp's own bear a status 400, which the store has not answered.
+                    raise ConnectionError("the answer broke off") from None
                 return content
 
         from fsspec.asyn import sync

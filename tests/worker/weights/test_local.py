@@ -47,9 +47,7 @@ def test_a_checkpoint_is_a_directory_with_a_config(checkpoint: Path) -> None:
 def test_a_checkpoint_other_than_the_one_that_the_job_began_with(checkpoint: Path) -> None:
     request = job(checkpoint_path=str(checkpoint))
     assert find_model(request, pinned=checkpoint_digest(checkpoint)).directory == checkpoint
-    with pytest.raises(
-        ModelChangedError, match=r"weights are checkpoint-sample-.* an earlier .* used another:"
-    ):
+    with pytest.raises(ModelChangedError, match=r"weights are checkpoint-sample-.* an earlier .* used another:"):
         find_model(request, pinned="another")
 
 

@@ -1,0 +1,53 @@
+"""Which files of a checkpoint are fetched."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_llmengine.worker.weights.needed import needed_files, without_weights
+
+SMALL = ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja", "modeling_own.py"]
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [
+        "pytorch_model.bin",
+        "consolidated.00.pth",
+        "model-Q8_0.gguf",
+        "original/consolidated.00.pth",
+        "original/params.json",
+        "onnx/model.onnx",
+        "model.onnx_data",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "optimizer.pt",
+        "rng_state_0.pth",
+        "training_args.bin",
+        ".gitattributes",
+        ".cache/huggingface/download/model.lock",
+    ],
+)
+def test_what_an_engine_does_not_read_is_left_out(left_out: str) -> None:
+    wanted = sorted([*SMALL, "model.safetensors", "1_Pooling/config.json"])
+    assert needed_files([*wanted, left_out]) == wanted
+
+
+def test_mistrals_own_files_stay() -> None:
+    names = ["consolidated.safetensors", "params.json", "tekken.json"]
+    assert needed_files(names) == names
+
+
+def test_other_weights_are_needed_where_there_are_no_safetensors() -> None:
+    names = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
+    assert needed_files([*names, "training_args.bin"]) == names
+
+
+def test_other_weights_are_needed_where_they_are_asked_for() -> None:
+    names = ["config.json", "model.safetensors", "pytorch_model.bin"]
+    assert needed_files(names, "pt") == names
+    assert needed_files(names, "safetensors") == names[:2]
+
+
+def test_a_tokenizer_needs_no_weights() -> None:
+    assert without_weights([*SMALL, "model.safetensors", "pytorch_model.bin"]) == sorted(SMALL)
