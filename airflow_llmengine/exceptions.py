@@ -7,6 +7,7 @@
     ├── ConnectionUnusableError       *     the Airflow connection is missing, or can't be used as it is
     ├── LaunchForbiddenError          *     the job must not start: foreign output, used-up deadline, cancelled
     ├── JobNotLaunchedError           *     the task group's plan launched no job, so there is nothing to collect
+    ├── ModelSizeUnknownError               the model's config could not be read just then, and the job needs it
     ├── StorageFailedError                  input, output or job directory could not be read or written
     ├── StorageRefusedError           *     storage does not have what is asked for, or refuses it
     ├── ClusterUnavailableError             the Kubernetes API did not answer, or could not serve just then
@@ -83,6 +84,10 @@ class LaunchForbiddenError(_FailsAtOnce, LLMEngineError):
 
 class JobNotLaunchedError(_FailsAtOnce, LLMEngineError):
     """The task that plans the job did not launch it, so there is nothing to collect."""
+
+
+class ModelSizeUnknownError(LLMEngineError):
+    """How large the model is could not be read just then, and the job does not say what hardware it needs."""
 
 
 class StorageFailedError(LLMEngineError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -139,9 +139,12 @@ class LLMEngineHook(BaseHook):
 
     @cached_property
     def _storage(self) -> Storage:
+        from airflow_llmengine.storage.failures import Caller
         from airflow_llmengine.storage.filesystem import Storage
 
-        return Storage(self.storage_options)
+        conn_id = self.settings.storage_conn_id
+        credentials = "its machine's own credentials" if conn_id is None else f"the credentials of {conn_id}"
+        return Storage(self.storage_options, caller=Caller("Airflow", credentials))
 
     def output_url(self, request: CreateBatchCompletionsV1Request) -> str:
         """The canonical URL of a request's output, by which its job handle names it.
@@ -180,6 +183,7 @@ class LLMEngineHook(BaseHook):
         series: str,
         if_done: IfDone = "reuse",
         overwrite: bool = False,
+        before_writing: Callable[[], None] | None = None,
     ) -> Launch:
         """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
 
@@ -189,6 +193,8 @@ class LLMEngineHook(BaseHook):
             series: Names the series of attempts; they share one ``max_runtime_sec``.
             if_done: What to do if the output of this very job stands already: give it back, or make it anew.
             overwrite: Take over an output that something else wrote.
+            before_writing: Called once it is sure that something has to run, before anything is written down; what it
+                raises ends the launch.
 
         Returns:
             The launch. If its ``manifest`` is set, the job is done and nothing has to run.
@@ -209,6 +215,7 @@ class LLMEngineHook(BaseHook):
                     if_done=if_done,
                     overwrite=overwrite,
                     engine=self.settings.engine,
+                    before_writing=before_writing,
                 )
         except LaunchRefusedError as error:
             raise LaunchForbiddenError(str(error)) from error

@@ -72,8 +72,10 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         owner, series = f"{ti.dag_id}/{ti.task_id}", series_of(ti)
         self._end_leftovers(hook.output_url(request), 0, series)
         try:
-            launched, request = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
-        except LaunchForbiddenError:
+            launched, request, self._model = launch(
+                hook, request, owner=owner, series=series, options=options, log=self.log
+            )
+        except (LaunchForbiddenError, RequestRefusedError):
             # A pod that waits for a node does not end at the deadline.
             self._tidy_pods(context)
             raise

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from airflow_llmengine.hooks.llmengine import LLMEngineHook
     from airflow_llmengine.operators.attempt_options import TaskOptions
+    from airflow_llmengine.spec.hardware.inference import Model
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.launch import Launch
@@ -40,26 +41,43 @@ def launch(
     series: str,
     options: TaskOptions,
     log: Logger,
-) -> tuple[Launch, CreateBatchCompletionsV1Request]:
+) -> tuple[Launch, CreateBatchCompletionsV1Request, Model | None]:
     """Launch the job, or find that it is done, and say so in the log.
 
+    Nothing is launched whose pods could not have what they need.
+
     Returns:
-        The launch, and the request as the workers are given it: large ``content`` is staged on storage.
+        The launch; the request as the workers are given it: large ``content`` is staged on storage; and what is known
+        of its model, where something has to run and that matters.
 
     Raises:
-        LLMEngineError: See ``LLMEngineHook.create``.
+        LLMEngineError: See ``LLMEngineHook.create`` and ``worker_hardware.worked_out``.
     """
     from airflow_llmengine.operators.staging import staged_content
+    from airflow_llmengine.operators.worker_hardware import find_model, tell, worked_out
+
+    model: Model | None = None
+
+    def work_out() -> None:
+        nonlocal model
+        model = find_model(hook, request)
+        if model is not None:
+            tell(worked_out(hook.settings, request, model)[1], log)
 
     with staged_content(hook.storage(), request, inline_limit(hook)) as request:
         launched = hook.create(
-            request, owner=owner, series=series, if_done=options.if_done, overwrite=options.overwrite
+            request,
+            owner=owner,
+            series=series,
+            if_done=options.if_done,
+            overwrite=options.overwrite,
+            before_writing=work_out,
         )
     if launched.manifest is None:
         _tell_launch(launched, request, log, local=hook.settings.launcher == "local")
     else:
         _tell_answer(launched.manifest, log)
-    return launched, request
+    return launched, request, model
 
 
 def _tell_launch(launched: Launch, request: CreateBatchCompletionsV1Request, log: Logger, *, local: bool) -> None:

@@ -8,6 +8,7 @@ from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.batch_task import BatchTaskMixin
 from airflow_llmengine.operators.launching import launch, series_of
 from airflow_llmengine.operators.replica_launch import JOB_KEY, LAUNCH_KEY, GroupLaunch, ReplicaLaunch
+from airflow_llmengine.operators.worker_hardware import encode_model
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,7 +41,7 @@ class LLMEnginePlanOperator(BatchTaskMixin):
         request = self._checked_request(hook)
         ti = context["ti"]
         owner, series = f"{ti.dag_id}/{self._group}", series_of(ti)
-        launched, request = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
+        launched, request, model = launch(hook, request, owner=owner, series=series, options=options, log=self.log)
         self._refuse_if_ended()
         whole = GroupLaunch(
             job=launched.handle.model_dump(mode="json"),
@@ -48,6 +49,7 @@ class LLMEnginePlanOperator(BatchTaskMixin):
             series=series,
             deadline=launched.deadline,
             replicas=request.data_parallelism or 1,
+            model=encode_model(model),
         )
         ti.xcom_push(LAUNCH_KEY, dict(whole))
         ti.xcom_push(JOB_KEY, whole["job"])

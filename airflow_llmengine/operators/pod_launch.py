@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_llmengine.hooks.llmengine import LLMEngineHook
     from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
     from airflow_llmengine.kube.diagnosis import Diagnosis
+    from airflow_llmengine.spec.hardware.inference import Hardware
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.status import JobStatus
 
@@ -45,6 +46,8 @@ class PodLaunch:
     """Options of fsspec by protocol, with credentials; empty where the pod has credentials of its own."""
     identity: Mapping[str, str]
     grace_seconds: int
+    hardware: Hardware | None = None
+    """What was worked out for the model."""
 
     @classmethod
     def of(
@@ -55,6 +58,7 @@ class PodLaunch:
         *,
         grace_seconds: int,
         handed_over: bool = False,
+        hardware: Hardware | None = None,
     ) -> Self:
         """Gather it; a large request is put on storage.
 
@@ -64,6 +68,7 @@ class PodLaunch:
             request: The request, without ``content``.
             grace_seconds: How long the worker may take to save its work, where the pod does not say how long it has.
             handed_over: Whether the pod is left to a sensor.
+            hardware: What was worked out for the model, if anything was.
 
         Raises:
             StorageFailedError: The request can't be put on storage.
@@ -97,6 +102,7 @@ class PodLaunch:
                 attempt.handle, series=attempt.series, replica=attempt.replica, handed_over=handed_over
             ),
             grace_seconds=grace_seconds,
+            hardware=hardware,
         )
 
     def complete(self, pod: V1Pod, *, container: str) -> V1Pod:
@@ -128,6 +134,7 @@ class PodLaunch:
                 ),
                 deadline_seconds=max(1, math.ceil(self.attempt.deadline - time.time())),
                 grace_seconds=self.grace_seconds,
+                hardware=self.hardware,
             )
         except RequestInvalidError as error:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None

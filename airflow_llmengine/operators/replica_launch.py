@@ -40,6 +40,8 @@ class GroupLaunch(TypedDict):
     deadline: float
     """Seconds since the epoch after which nothing of this series may run."""
     replicas: int
+    model: dict[str, Any] | None
+    """What the plan read of the model, so that not each replica asks the hub; None: nothing, or nothing is needed."""
 
 
 class ReplicaLaunch(GroupLaunch):

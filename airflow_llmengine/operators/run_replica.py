@@ -20,6 +20,7 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
+from airflow_llmengine.operators.worker_hardware import decode_model
 from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
         if is_late(status) and is_complete(status):
             self._leave(context, launch["replica"])
             return
+        self._model = decode_model(launch.get("model"))
         attempt = WorkerAttempt(
             handle=handle,
             owner=launch["owner"],

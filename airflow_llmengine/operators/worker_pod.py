@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from airflow_llmengine.hooks.worker_pod_manager import WorkerPodManager
     from airflow_llmengine.kube.diagnosis import Diagnosis
     from airflow_llmengine.operators.pod_launch import PodLaunch
+    from airflow_llmengine.spec.hardware.inference import Hardware, Model
     from airflow_llmengine.spec.job_state import HandedOverPod
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.status import JobStatus
@@ -82,6 +83,7 @@ class WorkerPodMixin(TaskPodsMixin):
         super().__init__(**kwargs, **{name: value for name, value in self._pod_defaults().items() if name not in given})
         self._attempt: WorkerAttempt | None = None
         self._pod_launch: PodLaunch | None = None
+        self._model: Model | None = None
         self._diagnosis: Diagnosis | None = None
         self._resumed: tuple[str, str] | None = None
         self._was_finished = False
@@ -387,17 +389,34 @@ class WorkerPodMixin(TaskPodsMixin):
                 f"max_runtime_sec ran out before a pod was made. {KEPT}. Clear {attempt.launched_by} to go on with a "
                 "new budget."
             )
+        request, hardware = self._with_hardware(hook, attempt, request)
         self._attempt = attempt
         self._pod_launch = PodLaunch.of(
             hook,
             attempt,
             request,
+            hardware=hardware,
             grace_seconds=conf.getint("llmengine", "grace_seconds"),
             handed_over=handed_over,
         )
         # A pod that is still waiting by then could not do anything any more.
         self.schedule_timeout_seconds = min(self.schedule_timeout_seconds, math.ceil(left))
         self.startup_timeout_seconds = min(self.startup_timeout_seconds, math.ceil(left))
+
+    def _with_hardware(
+        self, hook: LLMEngineHook, attempt: WorkerAttempt, request: CreateBatchCompletionsV1Request
+    ) -> tuple[CreateBatchCompletionsV1Request, Hardware | None]:
+        """The request as the engine is told, and what its pod gets; None where nothing is worked out."""
+        from airflow_llmengine.operators.worker_hardware import find_model, is_worked_out, worked_out
+
+        if attempt.replica is None or not is_worked_out(hook.settings):
+            return request, None
+        model = self._model or find_model(hook, request)
+        if model is None:
+            return request, None
+        request, hardware = worked_out(hook.settings, request, model)
+        self.log.info("The pod gets %s.", hardware.summary)
+        return request, hardware
 
     def _pod_grace(self) -> float:
         """Seconds that the pod has to end."""

@@ -6,6 +6,7 @@ Every launcher (operator, command line) goes through ``launch_job``, so that the
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,7 @@ def launch_job(
     overwrite: bool = False,
     engine: str = "vllm",
     now: float | None = None,
+    before_writing: Callable[[], None] | None = None,
 ) -> Launch:
     """Decide what an attempt works on, and write it down for its workers.
 
@@ -79,6 +81,8 @@ def launch_job(
         overwrite: Take over an output that something else wrote.
         engine: Name of the engine that will answer; a part of the fingerprint.
         now: Seconds since the epoch, for tests; the clock's time by default.
+        before_writing: Called once it is sure that something has to run, before anything is written down; what it
+            raises ends the launch.
 
     Raises:
         LaunchRefusedError: See the message.
@@ -108,6 +112,8 @@ def launch_job(
     if not overwrite:
         _refuse_foreign_output(directory, manifest, current, owner)
 
+    if before_writing is not None:
+        before_writing()
     generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
     handle = JobHandle(path=directory.output.url, fingerprint=job_fingerprint, generation=generation)
     directory.output.require_commits()
