@@ -7,7 +7,7 @@ if __name__ == "__main__":
     from airflow_llmengine.worker.early_signals import catch_signals
 
     # The others have nothing to save: they simply end. Before the rest is imported, which takes a second.
-    if sys.argv[1:2] in (["run"], ["collect"]):
+    if sys.argv[1:2] in (["run"], ["collect"], ["follow"]):
         catch_signals()
 
     from airflow_llmengine.spec.exit_codes import ExitCode

@@ -17,6 +17,7 @@ from airflow_llmengine import __version__
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.plan import plan
+from airflow_llmengine.spec.replica_nodes import LIFELINE_PORT, NODE_TOKEN_VARIABLE, nodes_of
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_leftovers, delete_scratch
@@ -41,11 +42,13 @@ from airflow_llmengine.worker.engines.load import EngineUnavailableError, engine
 from airflow_llmengine.worker.environment import (
     REQUEST_PREFIX,
     EnvironmentInvalidError,
+    storage_caller,
     take_request,
     take_storage_options,
 )
 from airflow_llmengine.worker.launcher_pipe import LauncherPipe
 from airflow_llmengine.worker.logs import configure_logs, is_for_a_launcher, log_end
+from airflow_llmengine.worker.nodes.command import follow, lead
 from airflow_llmengine.worker.stopping import Stop, watch_signals
 
 logger = logging.getLogger(__name__)
@@ -122,7 +125,15 @@ def _run(options: argparse.Namespace) -> int:
     watch_signals(stop, options.grace_seconds)
     storage = _storage(options, stop)
     request = _job_request(storage, options)
+    if nodes_of(request) > 1:
+        return _end(lead(options, storage, request, _attempt(options), stop))
     return _end(run_attempt(storage, request, _attempt(options), stop))
+
+
+def _follow(options: argparse.Namespace) -> int:
+    storage = _storage(options)
+    follow(options, storage, _job_request(storage, options))
+    return ExitCode.DONE
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -214,11 +225,12 @@ def _storage(options: argparse.Namespace, stop: Stop | None = None) -> Storage:
 
     With ``stop``, the launcher's end is this process's end.
     """
-    if stop is None or options.control_fd is None:
-        return Storage(take_storage_options())
-    pipe = LauncherPipe(options.control_fd)
-    storage = Storage(take_storage_options(pipe.read_storage_options()))
-    pipe.watch(stop, options.grace_seconds)
+    pipe = None if stop is None or options.control_fd is None else LauncherPipe(options.control_fd)
+    sent = None if pipe is None else pipe.read_storage_options()
+    caller = storage_caller(sent) if getattr(options, "launched", False) else None
+    storage = Storage(take_storage_options(sent), caller=caller)
+    if pipe is not None and stop is not None:
+        pipe.watch(stop, options.grace_seconds)
     return storage
 
 
@@ -298,6 +310,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
     _add_run(commands)
     _add_collect(commands)
+    _add_follow(commands)
     for name, command, summary, description in (
         (
             "validate",
@@ -427,6 +440,7 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help=f"most tokens, read and asked for, of a chunk (default: {DEFAULT_CHUNK_TOKENS})",
     )
+    _add_nodes_arguments(sub, "nodes_per_worker above 1: ")
 
 
 def _add_collect(commands: Any) -> None:
@@ -453,6 +467,43 @@ def _add_collect(commands: Any) -> None:
     )
 
 
+def _add_follow(commands: Any) -> None:
+    sub = _add_command(
+        commands,
+        "follow",
+        _follow,
+        "be a further node of a replica that spans several",
+        f"""\
+        Compute for the engine of a replica whose nodes_per_worker is more than 1, on another node than the first, where
+        run does it all with the same request. It connects to the first, and ends with it. {NODE_TOKEN_VARIABLE} in
+        the environment is the same text for all nodes of the replica.
+        """,
+    )
+    sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
+    sub.add_argument("--node", type=_count(1), required=True, metavar="K", help="which node this is; the first is 0")
+    sub.add_argument("--leader", required=True, metavar="HOST", help="name or address of the first node")
+    _add_nodes_arguments(sub, "")
+    _add_grace_argument(sub)
+    sub.set_defaults(launched=True, control_fd=None)
+
+
+def _add_nodes_arguments(sub: argparse.ArgumentParser, when: str) -> None:
+    sub.add_argument(
+        "--nodes-port",
+        type=_count(1),
+        default=LIFELINE_PORT,
+        metavar="PORT",
+        help=f"{when}port of the first node to which the others connect (default: {LIFELINE_PORT})",
+    )
+    sub.add_argument(
+        "--nodes-within",
+        type=_count(1),
+        default=3600,
+        metavar="S",
+        help=f"{when}how long the nodes may take to find each other (default: 3600)",
+    )
+
+
 def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
     sub.add_argument(
@@ -473,19 +524,23 @@ def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
         metavar="N",
         help="join this generation of a launched job, or none (used by the operator)",
     )
-    sub.add_argument(
-        "--grace-seconds",
-        type=_count(1),
-        default=30,
-        metavar="S",
-        help="how long after SIGTERM this process may live; it saves in time (default: 30)",
-    )
+    _add_grace_argument(sub)
     sub.add_argument(
         "--control-fd",
         type=_count(0),
         metavar="FD",
         help="a pipe from the launcher: storage options as one line of JSON, then its end means that the launcher is "
         "gone (used by the operator)",
+    )
+
+
+def _add_grace_argument(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument(
+        "--grace-seconds",
+        type=_count(1),
+        default=30,
+        metavar="S",
+        help="how long after SIGTERM this process may live; it saves in time (default: 30)",
     )
 
 
@@ -497,7 +552,7 @@ def _add_command(
         help=summary,
         description=textwrap.dedent(description),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=f"{EXIT_CODES_HELP}\n{ENVIRONMENT_HELP}" if name in ("run", "collect") else ENVIRONMENT_HELP,
+        epilog=f"{EXIT_CODES_HELP}\n{ENVIRONMENT_HELP}" if name in ("run", "collect", "follow") else ENVIRONMENT_HELP,
     )
     sub.add_argument(
         "--log-format",

@@ -37,7 +37,13 @@ LATENCY_SAMPLES = 256
 NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED, StopReason.FILES_GONE)
 """Reasons to stop after which nobody will ask for what this attempt has done."""
 
-AT_ONCE = (*NOTHING_TO_SAVE, StopReason.ENGINE_DIED, StopReason.CANCELLED, StopReason.REPLACED)
+AT_ONCE = (
+    *NOTHING_TO_SAVE,
+    StopReason.ENGINE_DIED,
+    StopReason.NODE_GONE,
+    StopReason.CANCELLED,
+    StopReason.REPLACED,
+)
 """Reasons to stop for which the records in flight are not waited for."""
 
 BYTES_IN_FLIGHT = 256 * 1024 * 1024

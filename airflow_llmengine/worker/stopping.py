@@ -37,6 +37,7 @@ class StopReason(StrEnum):
     TOO_MANY_FAILED_RECORDS = "too many failed records"
     FAILING = "failing records"
     ENGINE_DIED = "engine died"
+    NODE_GONE = "node gone"
     STORAGE_UNREACHABLE = "storage unreachable"
     STORAGE_REFUSED = "storage refused"
 
@@ -46,6 +47,7 @@ class StopReason(StrEnum):
         return {
             StopReason.TOO_MANY_FAILED_RECORDS: ExitCode.TOO_MANY_FAILED_RECORDS,
             StopReason.ENGINE_DIED: ExitCode.ENGINE_DIED,
+            StopReason.NODE_GONE: ExitCode.ENGINE_DIED,
             StopReason.STORAGE_UNREACHABLE: ExitCode.STORAGE_UNREACHABLE,
             StopReason.STORAGE_REFUSED: ExitCode.BAD_REQUEST,
             StopReason.FINISHED: ExitCode.DONE,

@@ -32,6 +32,7 @@ from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, RecordRejectedError
+from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.records import PromptRecord, Record
 
 REJECT_MARKER = "llmengine-echo:reject"
@@ -63,6 +64,14 @@ class EchoEngine:
         if self._log_path and self._log is None:
             # With O_APPEND the short lines of several processes never mix.
             self._log = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def place(self, place: NodePlace) -> None:
+        """Nothing: where it stands makes no difference to it."""
+
+    async def follow(self) -> None:
+        """Stand for a part of an engine on another node: load, and be there."""
+        await asyncio.sleep(self._load_seconds)
+        await asyncio.Event().wait()
 
     @property
     def model_identity(self) -> str | None:
