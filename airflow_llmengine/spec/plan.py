@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_llmengine.spec.hardware.gpus import GIB
+from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
 DEFAULT_MAX_RUNTIME_SEC = 86400
@@ -29,13 +31,21 @@ class Plan:
     memory: str | None
     storage: str | None
     max_runtime_sec: int
+    hardware: Hardware | None
+    """What was worked out for the model beside what is given; None: nothing was."""
 
     def lines(self) -> list[str]:
         """The plan for a person, one fact a line."""
-        gpus = "not given" if self.gpus_per_node is None else f"{self.gpus_per_node} x {self.gpu_type or 'any type'}"
+        gpus, host = "not given", self.hardware and self.hardware.host
         if self.gpus_per_node is not None:
-            total = self.replicas * self.nodes_per_replica * self.gpus_per_node
-            gpus += f" on each of {self.replicas * self.nodes_per_replica} nodes, {total} in all"
+            pods = self.replicas * self.nodes_per_replica
+            gpus = f"{self.gpus_per_node} x {self.gpu_type or 'any type'}"
+            gpus += f" for each of {pods} pods, {pods * self.gpus_per_node} in all"
+        elif self.hardware is not None:
+            gpus = "none"
+        cpus = self.cpus or (f"{host.cores} (worked out)" if host else "not given")
+        memory = self.memory or (f"{host.memory // GIB}Gi and shared memory (worked out)" if host else "not given")
+        disk = f"{host.storage // GIB}Gi (worked out)" if host and host.storage else "not given"
         hours, rest = divmod(self.max_runtime_sec, 3600)
         return [
             f"model     {self.model} from {self.weights}",
@@ -43,16 +53,19 @@ class Plan:
             f"output    {self.output} ({self.output_format})",
             f"replicas  {self.replicas}",
             f"GPUs      {gpus}",
-            (
-                f"others    cpus {self.cpus or 'not given'}, memory {self.memory or 'not given'}, "
-                f"storage {self.storage or 'not given'}"
-            ),
+            *(f"          {line}" for line in (self.hardware.explanation if self.hardware else ())),
+            f"others    cpus {cpus}, memory {memory}, storage {self.storage or disk}",
             f"deadline  {self.max_runtime_sec} s ({hours} h {rest // 60} min) after the launch, retries included",
         ]
 
 
-def plan(request: CreateBatchCompletionsV1Request) -> Plan:
-    """Work out what a request asks for. Pure: nothing is read and nothing is written."""
+def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = None) -> Plan:
+    """Say what a job asks for. Pure: nothing is read and nothing is written.
+
+    Args:
+        request: A checked request.
+        hardware: What was worked out for its model; None: nothing was.
+    """
     model = request.model_cfg
     return Plan(
         model=model.served_model_name or model.model,
@@ -66,12 +79,13 @@ def plan(request: CreateBatchCompletionsV1Request) -> Plan:
         output_format="JSON lines" if request.output_data_path.endswith(".jsonl") else "one JSON array",
         replicas=request.data_parallelism or 1,
         nodes_per_replica=request.nodes_per_worker or 1,
-        gpus_per_node=request.gpus,
-        gpu_type=None if request.gpu_type is None else str(request.gpu_type),
+        gpus_per_node=hardware.layout.gpus if hardware and hardware.layout else request.gpus,
+        gpu_type=hardware.gpu.name if hardware and hardware.gpu else request.gpu_type and str(request.gpu_type),
         cpus=_quantity(request.cpus),
         memory=_quantity(request.memory),
         storage=_quantity(request.storage),
         max_runtime_sec=max_runtime_sec(request),
+        hardware=hardware,
     )
 
 

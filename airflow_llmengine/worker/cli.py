@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from airflow_llmengine import __version__
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
-from airflow_llmengine.spec.plan import plan
 from airflow_llmengine.spec.replica_nodes import LIFELINE_PORT, NODE_TOKEN_VARIABLE, nodes_of
+from airflow_llmengine.spec.hardware.gpus import Gpu
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_leftovers, delete_scratch
@@ -49,6 +49,7 @@ from airflow_llmengine.worker.environment import (
 from airflow_llmengine.worker.launcher_pipe import LauncherPipe
 from airflow_llmengine.worker.logs import configure_logs, is_for_a_launcher, log_end
 from airflow_llmengine.worker.nodes.command import follow, lead
+from airflow_llmengine.worker.planning import gpu_types, planned
 from airflow_llmengine.worker.stopping import Stop, watch_signals
 
 logger = logging.getLogger(__name__)
@@ -164,7 +165,8 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    _say(*plan(validate_request(_read_request(_storage(options), options.request))).lines())
+    storage = _storage(options)
+    _say(*planned(storage, validate_request(_read_request(storage, options.request)), options.gpu_types))
     return ExitCode.DONE
 
 
@@ -326,13 +328,23 @@ def _parser() -> argparse.ArgumentParser:
             _plan,
             "show what a request will ask for",
             """\
-            Print the replicas, hardware and deadline of a request. Nothing is read but the request, and nothing is
-            launched.
+            Print the replicas, hardware and deadline of a request, and the arithmetic behind the hardware. Nothing is
+            read but the request and, if its GPUs are known, the model's config; nothing is launched. Exits 64 if the
+            model does not fit, and says by how much.
             """,
         ),
     ):
         sub = _add_command(commands, name, command, summary, description)
         sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
+        if command is _plan:
+            sub.add_argument(
+                "--gpu-types",
+                type=_gpu_types,
+                metavar="TYPES",
+                help="the types of GPU that the cluster has, the cheapest first, as in gpu_types of the connection's "
+                "field cluster: names between commas, or JSON; none: workers without GPUs. Not needed for a request "
+                "with a gpu_type",
+            )
     sub = _add_command(
         commands,
         "status",
@@ -576,6 +588,13 @@ def _count(least: int) -> Callable[[str], int]:
         return number
 
     return whole_number
+
+
+def _gpu_types(text: str) -> tuple[Gpu, ...]:
+    try:
+        return gpu_types(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _rate(text: str) -> float:
