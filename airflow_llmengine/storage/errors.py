@@ -3,7 +3,8 @@
 ::
 
     StorageError                  could not be read or written; unreachable, out of space, answered 5xx for too long
-    +-- StorageNotFoundError      the file, folder or bucket is not there
+    +-- StorageNotFoundError      the file or folder is not there
+    |   +-- StorageNoBucketError  nor the bucket in which it would be
     +-- StorageDeniedError        no permission, or no valid credentials
     |   +-- StorageExpiredError   temporary credentials that have expired
     +-- StorageMisdirectedError   the bucket is in another region, or behind another endpoint
@@ -30,6 +31,10 @@ class StorageNotFoundError(StorageError):
     """There is no such file, folder or bucket."""
 
     retry_helps = False
+
+
+class StorageNoBucketError(StorageNotFoundError):
+    """There is no such bucket, or container: not even a first file can be there."""
 
 
 class StorageDeniedError(StorageError):

@@ -18,6 +18,7 @@ from airflow_llmengine.storage.errors import (
     StorageError,
     StorageExpiredError,
     StorageMisdirectedError,
+    StorageNoBucketError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
@@ -187,7 +188,7 @@ def _by_answer(status: int | None, code: str | None, caller: Caller | None) -> F
     answer = " ".join(str(part) for part in ("the store answered", status, code) if part is not None)
     asked = answer if caller is None else f"{answer} to {caller.credentials}"
     if code in _NO_BUCKET_CODES:
-        return Failure(StorageNotFoundError, no_bucket(_NO_BUCKET_CODES[code]))
+        return Failure(StorageNoBucketError, no_bucket(_NO_BUCKET_CODES[code]))
     if status == 404:
         return Failure(StorageNotFoundError, "it does not exist; check its spelling")
     if code == "RequestTimeTooSkewed":

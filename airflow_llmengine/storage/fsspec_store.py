@@ -13,7 +13,7 @@ from typing import Any
 from typing_extensions import override
 
 from airflow_llmengine.storage.backend import Backend, PendingWrite, RawFile, StoredFile, prove_commits
-from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.errors import StorageChangedError, StorageNoBucketError, StorageUnsupportedError
 from airflow_llmengine.storage.failures import cannot, http_status, no_bucket
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import ParsedUrl, redact
@@ -160,7 +160,7 @@ class FsspecBackend(Backend):
         except Exception as error:
             if not isinstance(error, FileNotFoundError) and http_status(error) != 404:
                 raise
-            raise StorageNotFoundError(
+            raise StorageNoBucketError(
                 f"{cannot(self.caller)} {action} {redact(self.prefix + path)}: {no_bucket(self._bucket or 'place')}."
             ) from error
 

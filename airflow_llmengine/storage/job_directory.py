@@ -33,7 +33,12 @@ from airflow_llmengine.spec.job_state import (
     StateDocument,
 )
 from airflow_llmengine.spec.manifest import Manifest
-from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.errors import (
+    StorageDocumentError,
+    StorageNoBucketError,
+    StorageNotFoundError,
+    StorageUnsupportedError,
+)
 from airflow_llmengine.storage.filesystem import Location, Storage, content_identity
 from airflow_llmengine.storage.layout import JOB_SUFFIX, MANIFEST_SUFFIX
 from airflow_llmengine.storage.urls import redact
@@ -376,6 +381,9 @@ def read_document(location: Location, model: type[D]) -> D | None:
     """The document at ``location``; None if there is none. ``StorageDocumentError`` if it is not what it should be."""
     try:
         data = location.read_start(MAX_DOCUMENT_BYTES + 1)
+    except StorageNoBucketError:
+        # A name that is misspelt, rather than a job that is still to come.
+        raise
     except StorageNotFoundError:
         return None
     fault = f"it has more than {MAX_DOCUMENT_BYTES} bytes"

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from airflow_llmengine import __version__
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
-from airflow_llmengine.spec.replica_nodes import LIFELINE_PORT, NODE_TOKEN_VARIABLE, nodes_of
 from airflow_llmengine.spec.hardware.gpus import Gpu
+from airflow_llmengine.spec.replica_nodes import LIFELINE_PORT, NODE_TOKEN_VARIABLE, nodes_of
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.cleaning import abandoned_scratch, delete_leftovers, delete_scratch

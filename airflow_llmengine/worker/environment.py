@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from airflow_llmengine.storage.failures import Caller
 from airflow_llmengine.storage.options import StorageOptions, laid_over
 
 REQUEST_PREFIX = "env:"
@@ -33,6 +34,18 @@ _S3_CREDENTIALS = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY"
 _OTHER_S3_CREDENTIALS = ("key", "secret", "token", "anon", "profile")
 """Given one of these, the variables are not asked."""
 
+_AZURE_CREDENTIALS = {
+    "connection_string": "AZURE_STORAGE_CONNECTION_STRING",
+    "account_key": "AZURE_STORAGE_ACCOUNT_KEY",
+    "sas_token": "AZURE_STORAGE_SAS_TOKEN",
+    "client_secret": "AZURE_STORAGE_CLIENT_SECRET",
+}
+"""Of adlfs's options, the variables from which it takes them."""
+
+_AZURE_PROTOCOLS = ("az", "abfs", "abfss")
+
+_HANDED_OVER = ("key", "aws_access_key_id", "token", *_AZURE_CREDENTIALS)
+
 _FORM = 'a JSON object of options by protocol, such as {"s3": {"endpoint_url": "..."}}'
 
 
@@ -52,6 +65,18 @@ def take_request(name: str) -> bytes:
             f"the environment variable {name} is to hold the request, and is not set: set it, or give a file or a URL"
         )
     return request.encode("utf-8", "surrogateescape")
+
+
+def storage_caller(launcher: Mapping[str, Mapping[str, Any]] | None = None) -> Caller:
+    """Give what messages say of a launched worker that asks storage. To be asked before ``take_storage_options``.
+
+    Args:
+        launcher: What a launcher has sent. A worker in a pod is sent nothing: it finds what was handed to it in a file.
+    """
+    names = {name for options in (launcher or {}).values() for name in _all_names(options)}
+    if os.environ.get(STORAGE_OPTIONS_FILE_VARIABLE) or names.intersection(_HANDED_OVER):
+        return Caller("The worker", "the credentials of Airflow's storage connection, which were handed to it")
+    return Caller("The worker", f"the credentials of its own {'pod' if launcher is None else 'machine'}")
 
 
 def take_storage_options(launcher: Mapping[str, Mapping[str, Any]] | None = None) -> StorageOptions:
@@ -97,7 +122,20 @@ def _parsed(text: str | bytes, what: str) -> StorageOptions:
 
 
 def _with_credentials(options: StorageOptions) -> StorageOptions:
-    """Take AWS's credentials out of the environment too, into the options unless those have some."""
+    """Take stores' credentials out of the environment too, into the options unless those have some."""
+    return _with_azure_credentials(_with_s3_credentials(options))
+
+
+def _with_azure_credentials(options: StorageOptions) -> StorageOptions:
+    found = {option: os.environ.pop(variable, "") for option, variable in _AZURE_CREDENTIALS.items()}
+    given = {name for protocol in _AZURE_PROTOCOLS for name in options.get(protocol, {})}
+    if given.intersection((*_AZURE_CREDENTIALS, "credential", "anon")):
+        return options
+    credentials = {option: value for option, value in found.items() if value}
+    return laid_over({"az": credentials}, options) if credentials else options
+
+
+def _with_s3_credentials(options: StorageOptions) -> StorageOptions:
     found = {option: os.environ.pop(variable, "") for option, variable in _S3_CREDENTIALS.items()}
     given = {name for protocol in ("s3", "s3a") for name in _all_names(options.get(protocol, {}))}
     if not found["key"] or given.intersection(_OTHER_S3_CREDENTIALS) or "aws_access_key_id" in given:
