@@ -17,9 +17,14 @@ if "container_resources" in given:
     given["container_resources"] = V1ResourceRequirements(**given["container_resources"])
 if "execution_timeout" in given:
     given["execution_timeout"] = timedelta(seconds=given["execution_timeout"])
+operator: Any = LLMEngineBatchCompletionsOperator
+if "cluster_name" in given:
+    from airflow_llmengine.operators.eks import LLMEngineEksBatchCompletionsOperator
+
+    operator = LLMEngineEksBatchCompletionsOperator
 
 with DAG("pod_job", schedule=None):
-    LLMEngineBatchCompletionsOperator(
+    operator(
         **{
             "task_id": "job",
             "output_data_path": "output.json",
