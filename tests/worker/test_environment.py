@@ -15,7 +15,7 @@ import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.worker.cli import main
-from airflow_llmengine.worker.environment import EnvironmentInvalidError, take_storage_options
+from airflow_llmengine.worker.environment import EnvironmentInvalidError, storage_caller, take_storage_options
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.worker.jobs import Job
 
@@ -25,6 +25,10 @@ VARIABLES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_SECRET",
 )
 
 # Each starts worker processes.
@@ -192,6 +196,47 @@ def test_a_job_on_s3_whose_engine_inherits_nothing_of_it(server: S3Server, tmp_p
     assert "LLMENGINE_ENGINE=echo" in done.stdout
     for secret in (ACCESS_KEY, SECRET_KEY, "LLMENGINE_REQUEST=", "LLMENGINE_STORAGE_OPTIONS"):
         assert secret not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"az": {"account_key": "k", "sas_token": "s"}}),
+        (
+            {"abfs": {"account_name": "a"}},
+            {"az": {"account_key": "k", "sas_token": "s"}, "abfs": {"account_name": "a"}},
+        ),
+        ({"az": {"connection_string": "c"}}, {"az": {"connection_string": "c"}}),
+    ],
+)
+def test_azures_credentials_are_taken_out_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, options: Mapping[str, Any], expected: Mapping[str, Any]
+) -> None:
+    set_variables(monkeypatch, {"AZURE_STORAGE_ACCOUNT_KEY": "k", "AZURE_STORAGE_SAS_TOKEN": "s"})
+
+    assert take_storage_options(options) == expected
+    assert not [name for name in os.environ if name.startswith("AZURE_STORAGE_")]
+
+
+@pytest.mark.parametrize(
+    ("sent", "variables", "credentials"),
+    [
+        (None, {}, "the credentials of its own pod"),
+        ({"s3": {"endpoint_url": "http://store"}}, {}, "the credentials of its own machine"),
+        ({"s3": {"key": "k"}}, {}, "the credentials of Airflow's storage connection, which were handed to it"),
+        (
+            None,
+            {"LLMENGINE_STORAGE_OPTIONS_FILE": "/options.json"},
+            "the credentials of Airflow's storage connection, which were handed to it",
+        ),
+    ],
+)
+def test_a_worker_says_whose_credentials_it_has(
+    monkeypatch: pytest.MonkeyPatch, sent: Mapping[str, Any] | None, variables: Mapping[str, str], credentials: str
+) -> None:
+    set_variables(monkeypatch, variables)
+
+    assert storage_caller(sent).credentials == credentials
 
 
 def test_every_command_reaches_storage_by_them(

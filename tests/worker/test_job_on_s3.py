@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,9 +39,16 @@ def bucket() -> Iterator[Bucket]:
 
 def start(server: Bucket, folder: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
     """Start a worker as a launcher does; the second is the launcher's end of the pipe."""
+    return start_on(f"s3://{server.name}", {"s3": server.options}, folder, **environment)
+
+
+def start_on(
+    base: str, options: dict[str, Any], folder: Path, **environment: str
+) -> tuple[subprocess.Popen[bytes], int]:
+    """The same on any store."""
     request = {
-        "input_data_path": f"s3://{server.name}/in/",
-        "output_data_path": f"s3://{server.name}/out/answers.jsonl",
+        "input_data_path": f"{base}/in/",
+        "output_data_path": f"{base}/out/answers.jsonl",
         "model_config": {"model": "stand-in"},
     }
     (folder / "request.json").write_text(json.dumps(request))
@@ -58,7 +66,7 @@ def start(server: Bucket, folder: Path, **environment: str) -> tuple[subprocess.
         start_new_session=True,
     )
     os.close(reader)
-    os.write(writer, json.dumps({"storage_options": {"s3": server.options}}).encode() + b"\n")
+    os.write(writer, json.dumps({"storage_options": options}).encode() + b"\n")
     return worker, writer
 
 
