@@ -104,7 +104,7 @@ def test_options_are_taken_from_variable_and_file_and_both_variables_are_gone_th
 def test_the_machines_aws_credentials_become_options_unless_there_are_some(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], expected: dict[str, Any], by_launcher: bool
 ) -> None:
-    credentials = dict(zip(VARIABLES[2:], ("id", "s3cret", "t0ken"), strict=True))
+    credentials = dict(zip(VARIABLES[2:5], ("id", "s3cret", "t0ken"), strict=True))
     set_variables(
         monkeypatch, {**credentials, "LLMENGINE_STORAGE_OPTIONS": "{}" if by_launcher else json.dumps(options)}
     )
