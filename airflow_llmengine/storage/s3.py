@@ -98,7 +98,7 @@ class S3Backend(Backend):
             async with answer["Body"] as body:
                 try:
                     content: bytes = await body.read()
-                except Exception:
+                except Exception:  # noqa: BLE001 - whatever it is, the rest did not come
                     # Of these aiohttp's own bear a status 400, which the store has not answered.
                     raise ConnectionError("the answer broke off") from None
                 return content

@@ -47,6 +47,9 @@ FILES_AT_ONCE = 4
 LEFTOVER_SECONDS = 3600.0
 """Unfinished files in the cache that nobody has written to for so long are of a process that was killed."""
 
+FRESH_SECONDS = 60.0
+"""Workers that begin together begin within about so many seconds. What one of them has asked, the others need not."""
+
 DEFAULT_REVISION = "main"
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -90,8 +93,8 @@ def fetch_snapshot(wanted: HubRepository, *, since: float, say: Say = say_nothin
     """Make sure that a repository's files are in the local cache. Blocks until they are.
 
     Nothing is asked of the hub when it is switched off (``HF_HUB_OFFLINE``), when all files of the wanted commit are
-    here, or when another worker has asked for the same branch since this one began. When the hub can't be reached,
-    what the cache has of the revision is taken.
+    here, or when another worker has asked for the same branch since this one began, or just before. When the hub can't
+    be reached, what the cache has of the revision is taken.
 
     Args:
         wanted: The repository.
@@ -176,7 +179,8 @@ def _patiently(call: Callable[[], T]) -> T:
                 or time.monotonic() + pause > deadline
             ):
                 raise
-            logger.info("the Hugging Face hub has no time just now; it is asked again in %.0f s", pause)
+            said = "has no time just now" if is_busy(error) else "does not answer"
+            logger.info("the Hugging Face hub %s; it is asked again in %.0f s", said, pause)
             time.sleep(pause)
             wait = min(LONGEST_WAIT_SECONDS, 2 * wait)
 
@@ -214,7 +218,7 @@ class _RepositoryCache:
     def find(self, since: float) -> Snapshot | None:
         """The wanted revision, if a worker has fetched it whole, and it can't mean another commit by now."""
         note = self._read_note(self._wanted.revision or DEFAULT_REVISION)
-        if note is None or not (self._wanted.is_fixed or note["asked"] >= since):
+        if note is None or not (self._wanted.is_fixed or note["asked"] >= since - FRESH_SECONDS):
             return None
         directory = self._folder / "snapshots" / note["commit"]
         if not all((directory / name).is_file() for name in note["files"]):
@@ -225,6 +229,9 @@ class _RepositoryCache:
         """What the cache has of the wanted revision, whoever put it there."""
         from huggingface_hub import try_to_load_from_cache
 
+        whole = self.find(since=0)
+        if whole is not None:
+            return whole
         for name in CONFIG_FILES if self._wanted.weights else _TOKENIZER_FILES:
             path = try_to_load_from_cache(
                 self._wanted.name, name, revision=self._wanted.revision, cache_dir=self._cache
