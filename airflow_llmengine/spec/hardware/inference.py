@@ -196,7 +196,9 @@ def _blamed(request: CreateBatchCompletionsV1Request) -> str:
         return "gpus"
     if request.model_cfg.is_given("tensor_parallel_size"):
         return "model_config.tensor_parallel_size"
-    return "model_config.num_shards" if request.model_cfg.is_given("num_shards") else "gpu_type"
+    if request.model_cfg.is_given("num_shards"):
+        return "model_config.num_shards"
+    return "gpu_type" if request.gpu_type is not None else "model_config.model"
 
 
 def _refusal(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from airflow_llmengine.spec.hardware.model_facts import ModelFacts, model_facts
+
 LLAMA = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072}
-LLAMA |= {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}
+LLAMA |= {
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+}
 LLAMA |= {"torch_dtype": "bfloat16", "tie_word_embeddings": False}
 LLAMA_405B = LLAMA | {
     "hidden_size": 16384,
@@ -53,8 +63,11 @@ class KnownModel:
     """As its authors count them, in billions."""
     stored_bytes: int | None = None
     """``total_size`` of its index, or the size of its one file, as published."""
-    asked: dict[str, Any] = field(default_factory=dict)
-    """Fields of ``model_config`` that a batch would give."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What is read out of it."""
+        return model_facts(self.config, self.stored_bytes)
 
 
 MODELS = {
@@ -284,3 +297,9 @@ MODELS = {
         ),
     )
 }
+
+
+def facts_of(name: str) -> ModelFacts:
+    """The facts of the model whose name ends so."""
+    (model,) = (model for model in MODELS.values() if model.name.endswith(name))
+    return model.facts
