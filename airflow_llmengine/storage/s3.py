@@ -225,6 +225,15 @@ class S3Backend(Backend):
             return self.request("head_object", path)
         except FileNotFoundError:
             return None
+        except Exception as error:
+            if http_status(error) in (400, 403):
+                self._raise_reason(path)
+            raise
+
+    def _raise_reason(self, path: str) -> None:
+        """Ask again by a request whose refusal says why: the answer to HEAD has no body, and so no code."""
+        answer = self.request("get_object", path, Range="bytes=0-0")
+        answer["Body"].close()
 
     def abort_upload(self, path: str, upload: str) -> None:
         """Throw away a multipart upload, unless it is gone already."""

@@ -10,7 +10,7 @@ import pytest
 from tests.kubernetes.host_python import IMAGE
 from tests.kubernetes.pod_jobs import WORD, PodJob
 from tests.kubernetes.pod_watch import PodWatch
-from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY
+from tests.storage.s3_server import ACCESS_KEY, POD_ACCESS_KEY, SECRET_KEY
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
@@ -100,16 +100,47 @@ def test_neither_credentials_nor_prompts_are_shown(pod_job: PodJob) -> None:
     assert not [text for text in (ACCESS_KEY, SECRET_KEY, PRIVATE, WORD) if text in told]
 
 
-def test_credentials_of_a_named_secret(pod_job: PodJob) -> None:
-    keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+@pytest.fixture
+def own_credentials(pod_job: PodJob) -> PodJob:
+    """Its pods have credentials of their own, from a Secret that somebody made for them."""
+    keys = {"AWS_ACCESS_KEY_ID": POD_ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
     pod_job.cluster.core.create_namespaced_secret(pod_job.namespace, {"metadata": {"name": "keys"}, "stringData": keys})
     pod_job.settings |= {"pod_credentials": "pod", "cluster": {"accelerator": "none", "credentials_secret": "keys"}}
     pod_job.set_speed(0)
-    state, log = pod_job.run()
+    return pod_job
+
+
+def test_each_side_reaches_storage_by_its_own_credentials(own_credentials: PodJob) -> None:
+    job = own_credentials
+    job.s3.reset()
+    state, log = job.run()
     assert state == "success", log
-    assert pod_job.is_complete()
-    told = pod_job.told()
-    assert not [text for text in (ACCESS_KEY, SECRET_KEY) if text in told]
+    by_airflow = {(each.method, each.path) for each in job.s3.asked if each.access_key == ACCESS_KEY}
+    by_pod = {(each.method, each.path) for each in job.s3.asked if each.access_key == POD_ACCESS_KEY}
+    assert {each.access_key for each in job.s3.asked} == {ACCESS_KEY, POD_ACCESS_KEY}
+    assert {each.address for each in job.s3.asked if each.access_key == POD_ACCESS_KEY}.isdisjoint(
+        each.address for each in job.s3.asked if each.access_key == ACCESS_KEY
+    )
+    # The launch is Airflow's, and so is the look at the proof; what is in between is the worker's.
+    assert any(method == "PUT" and path.endswith("/job.json") for method, path in by_airflow)
+    assert ("GET", f"/{job.bucket}/output.json.manifest.json") in by_airflow
+    assert ("PUT", f"/{job.bucket}/output.json.manifest.json") in by_pod
+    assert any("/chunks/" in path for _, path in by_pod)
+    assert not any(
+        "/chunks/" in path or path.endswith("/input.jsonl") for method, path in by_airflow if method == "PUT"
+    )
+    assert job.is_complete()
+    told = job.told()
+    assert not [text for text in (ACCESS_KEY, POD_ACCESS_KEY, SECRET_KEY) if text in told]
+
+
+def test_what_is_refused_to_the_pod_is_said_of_the_pod(own_credentials: PodJob) -> None:
+    job = own_credentials
+    job.s3.refused_keys.add(POD_ACCESS_KEY)
+    state, log = job.run()
+    assert state == "failed", log
+    assert f"The worker cannot look up s3://{job.bucket}/input.jsonl: the store" in log
+    assert "answered 403 InvalidAccessKeyId to the credentials of its own pod; check the credentials" in log
 
 
 def test_a_sidecar_that_never_ends_keeps_no_gpu(pod_job: PodJob) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -17,6 +18,8 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 ACCESS_KEY = "AKIAMADEUPACCESSKEY0"
 SPARED_ACCESS_KEY = "AKIAMADEUPACCESSKEY1"
 """Whoever uses this one meets no fault."""
+POD_ACCESS_KEY = "AKIAMADEUPACCESSKEY2"
+"""What pods have for themselves, where they are not given Airflow's."""
 SECRET_KEY = "made/up/secret/key/that/must/never/be/shown"
 
 Environ = dict[str, Any]
@@ -50,6 +53,17 @@ class Fault:
     """Called when a request meets it."""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A request and who made it."""
+
+    access_key: str
+    """The one that it is signed with; empty if it is not."""
+    address: str
+    method: str
+    path: str
+
+
 @dataclass
 class S3Server:
     """A running server. ``faults`` are used up in order; ``seen`` tells which requests came."""
@@ -57,6 +71,10 @@ class S3Server:
     faults: list[Fault] = field(default_factory=list)
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path and query string of each request."""
+    asked: list[Asked] = field(default_factory=list)
+    """The same, with who made them."""
+    refused_keys: set[str] = field(default_factory=set)
+    """Access keys that it does not know."""
     host: str = "127.0.0.1"
     """The address at which it listens."""
     ignores_conditions: bool = False
@@ -94,6 +112,8 @@ class S3Server:
     def reset(self) -> None:
         self.faults.clear()
         self.seen.clear()
+        self.asked.clear()
+        self.refused_keys.clear()
         self.ignores_conditions = False
 
     @property
@@ -116,10 +136,14 @@ class S3Server:
     def _answer(self, moto: Any, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         method, path, query = environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", "")
         self.seen.append((method, path, query))
+        signed = re.search(r"Credential=([^/]*)/", environ.get("HTTP_AUTHORIZATION", ""))
+        access_key = signed.group(1) if signed else ""
+        self.asked.append(Asked(access_key, environ.get("REMOTE_ADDR", ""), method, path))
         if self.ignores_conditions:
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        is_spared = f"Credential={SPARED_ACCESS_KEY}/" in environ.get("HTTP_AUTHORIZATION", "")
-        fault = None if is_spared else self._next_fault(method, path, query)
+        fault = None if access_key == SPARED_ACCESS_KEY else self._next_fault(method, path, query)
+        if access_key in self.refused_keys:
+            fault = Fault(method, status=403, code="InvalidAccessKeyId")
         if fault is not None and fault.delay is not None:
             time.sleep(fault.delay)
         if fault is None or fault.delay is not None:

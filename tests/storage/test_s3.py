@@ -20,6 +20,7 @@ from airflow_llmengine.storage.errors import (
     StorageError,
     StorageExpiredError,
     StorageMisdirectedError,
+    StorageNoBucketError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
@@ -349,7 +350,7 @@ def test_trying_again_ends_in_time(s3: Place, s3_server: S3Server) -> None:
         (Fault("GET", status=403, code="RequestTimeTooSkewed"), StorageDeniedError, "set the clock of the machine"),
         (Fault("GET", status=400, code="ExpiredToken"), StorageExpiredError, "temporary credentials have expired"),
         (Fault("GET", status=404, code="NoSuchKey"), StorageNotFoundError, "it does not exist"),
-        (Fault("GET", status=404, code="NoSuchBucket"), StorageNotFoundError, "the bucket does not exist"),
+        (Fault("GET", status=404, code="NoSuchBucket"), StorageNoBucketError, "the bucket does not exist"),
         (Fault("GET", status=400, code="AuthorizationHeaderMalformed"), StorageMisdirectedError, "correct region_name"),
         (Fault("GET", status=301, code="PermanentRedirect", times=9), StorageMisdirectedError, "correct region_name"),
         (Fault("GET", status=501, code="NotImplemented"), StorageUnsupportedError, "this store can't do that"),
@@ -376,9 +377,18 @@ def test_lasting_failures_are_told_at_once(
 
 
 def test_a_look_up_that_is_denied_is_not_an_absence(s3: Place, s3_server: S3Server) -> None:
+    s3.put("file")
     s3_server.faults.append(Fault("HEAD", status=403))
 
-    with pytest.raises(StorageDeniedError, match=r"Cannot look up .*/file: the store answered 403"):
+    with pytest.raises(StorageDeniedError, match=r"Cannot look up .*/file: the store answered 403;"):
+        s3.at("file").exists()
+
+
+def test_why_a_look_up_is_denied_is_asked(s3: Place, s3_server: S3Server) -> None:
+    """The answer to HEAD has no body."""
+    s3_server.faults += [Fault("HEAD", status=403), Fault("GET", status=403, code="RequestTimeTooSkewed")]
+
+    with pytest.raises(StorageDeniedError, match=r"Cannot look up .*/file: .* RequestTimeTooSkewed; set the clock"):
         s3.at("file").exists()
 
 
