@@ -47,8 +47,9 @@ def choose(
         settings: What of the request memory depends on.
         offers: The types, the cheapest first.
         asked: What the request says of numbers.
-        type_given: Whether the request says the type: then more of them than are thought to be on a node are taken to
-            be there, if it says their number too.
+        type_given: Whether the request says the type. If it says their number too, then only what surely can't work
+            is not taken: more of them than are thought to be on a node may be there, and the engine may need less to
+            compute than is reckoned.
     """
     tried: list[Tried] = []
     fitting: list[Fit] = []
@@ -60,7 +61,9 @@ def choose(
                 break
         if fitting and not _priced(offers):
             break
-    starting = [each.fit for each in tried if each.fit is not None and each.fit.starts]
+    decided = type_given and (asked.gpus is not None or asked.tensor is not None)
+    found = [each.fit for each in tried if each.fit is not None]
+    starting = [each for each in found if each.starts or (decided and each.might_start)]
     if fitting:
         # The first of equal ones.
         return Choice(min(fitting, key=_price) if _priced(offers) else fitting[0], tuple(tried))

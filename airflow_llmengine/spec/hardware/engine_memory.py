@@ -104,6 +104,11 @@ class Fit:
         return self.room >= self.needed
 
     @property
+    def might_start(self) -> bool:
+        """Whether vLLM could start if computing took nothing: what it takes is an estimate, and rather too high."""
+        return self.budget - self.weights >= self.needed
+
+    @property
     def fits(self) -> bool:
         """Whether a batch has the room that it wants."""
         return self.room >= self.wanted

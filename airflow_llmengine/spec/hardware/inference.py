@@ -272,8 +272,16 @@ def _explained(model: Model, facts: ModelFacts, settings: EngineSettings, choice
         f"({sequences} sequences of {min(TYPICAL_TOKENS, taken.max_length):,} tokens, or that one) wants "
         f"{_gib(taken.wanted)}"
     )
-    lines.append(wish + ("" if taken.fits else "; there is less, so fewer sequences run at once"))
+    lines.append(wish + _room(taken))
     return lines
+
+
+def _room(taken: Fit) -> str:
+    if taken.fits:
+        return ""
+    if taken.starts:
+        return "; there is less, so fewer sequences run at once"
+    return "; there is less by this estimate, so the engine may not start: a lower max_model_len would help"
 
 
 def _passed_over(tried: Tried) -> str:

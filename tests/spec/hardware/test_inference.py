@@ -173,6 +173,17 @@ def test_numbers_that_do_not_go_together_are_refused(fields: dict[str, Any], sai
     assert said in refusal(LLAMA, H100, **fields)
 
 
+def test_what_is_given_whole_is_refused_only_if_it_surely_can_not_work() -> None:
+    # What the engine needs to compute is an estimate, and rather too high.
+    given = {"gpu_type": "nvidia-hopper-h100", "max_model_len": 16384}
+    hardware = infer("Llama-3.1-70B-Instruct", gpus=2, **given)
+    assert counted(hardware) == (2, "nvidia-hopper-h100")
+    assert hardware.explanation[-1].endswith("the engine may not start: a lower max_model_len would help")
+    assert counted(infer("Llama-3.1-70B-Instruct", num_shards=2, **given)) == (2, "nvidia-hopper-h100")
+    assert counted(infer("Llama-3.1-70B-Instruct", **given)) == (4, "nvidia-hopper-h100")
+    assert "the model does not fit" in refusal("Llama-3.1-70B-Instruct", gpus=1, **given)
+
+
 def test_more_gpus_of_a_type_than_a_node_is_thought_to_have_are_the_users_word() -> None:
     fields = {"gpus": 8, "gpu_type": "nvidia-tesla-t4", "max_model_len": 8192}
     assert counted(infer(LLAMA, **fields)) == (8, "nvidia-tesla-t4")
