@@ -131,11 +131,16 @@ def _hub_cache() -> Path:
 def _on_the_hub(model: CreateBatchCompletionsV1ModelConfig) -> Model:
     """Ask the hub itself: with one short question for each file, since its library's own would be tried for long."""
     try:
-        from huggingface_hub import get_session, get_token, hf_hub_url
+        from huggingface_hub import constants, get_session, get_token, hf_hub_url
     except ImportError:
         raise _UnreadableError(
             f"{model.model} is not in the hub's cache here, and the package huggingface_hub is not installed"
         ) from None
+
+    if constants.HF_HUB_OFFLINE:
+        raise _UnreadableError(
+            f"{model.model} is not in the hub's cache here, and HF_HUB_OFFLINE forbids to ask the hub"
+        )
 
     def ask(name: str, method: str) -> Any:
         url = hf_hub_url(model.model, name, revision=model.revision, endpoint=os.environ.get("HF_ENDPOINT"))
