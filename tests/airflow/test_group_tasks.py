@@ -134,6 +134,7 @@ def test_the_group_owns_its_output_and_one_replica_is_a_group_too(tasks: Tasks) 
         "series": "dag/run-1/teams.plan/-1/0",
         "deadline": launch["deadline"],
         "replicas": 1,
+        "model": None,
         "replica": 0,
     }
     tasks.replica(launch)
