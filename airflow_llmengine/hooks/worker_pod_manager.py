@@ -18,7 +18,7 @@ from airflow.providers.cncf.kubernetes.utils.pod_manager import (
 )
 from urllib3.exceptions import HTTPError
 
-from airflow_llmengine.exceptions import NodeLostError
+from airflow_llmengine.exceptions import ClusterUnavailableError, NodeLostError
 from airflow_llmengine.hooks.local_worker import parse_log_line
 from airflow_llmengine.kube.reattach import gone_by, is_active, is_ending
 
@@ -275,7 +275,8 @@ def _is_away(error: Exception) -> bool:
 
     if isinstance(error, ApiException | AsyncApiException):
         return not error.status or error.status == TOO_MANY_REQUESTS or error.status >= SERVER_ERROR
-    return isinstance(error, (*TRANSIENT_CONNECTION_ERRORS, KubernetesApiError, ConnectionError, TimeoutError))
+    passing = (*TRANSIENT_CONNECTION_ERRORS, KubernetesApiError, ClusterUnavailableError, ConnectionError, TimeoutError)
+    return isinstance(error, passing)
 
 
 def _reason(error: Exception) -> str:

@@ -20,6 +20,7 @@ from kubernetes.client import (
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from airflow_llmengine.exceptions import ClusterUnavailableError
 from airflow_llmengine.hooks import worker_pod_manager
 from airflow_llmengine.hooks.worker_pod_manager import PodGivenUp, WorkerPodManager
 
@@ -65,6 +66,8 @@ AWAY = [
     ApiException(status=429),
     ApiException(status=0),
     HTTPError("refused"),
+    # Who makes the token for it is away.
+    ClusterUnavailableError("AWS does not answer."),
 ]
 
 
