@@ -40,7 +40,7 @@ class Plan:
         if self.gpus_per_node is not None:
             pods = self.replicas * self.nodes_per_replica
             gpus = f"{self.gpus_per_node} x {self.gpu_type or 'any type'}"
-            gpus += f" for each of {pods} pods, {pods * self.gpus_per_node} in all"
+            gpus += f" for each of {pods} pods, {pods * self.gpus_per_node} in all" if pods > 1 else " for one pod"
         elif self.hardware is not None:
             gpus = "none"
         cpus = self.cpus or (f"{host.cores} (worked out)" if host else "not given")
