@@ -11,6 +11,7 @@ from airflow_llmengine.exceptions import KEPT, LLMEngineError
 from airflow_llmengine.hooks.cluster_client import cluster_client
 from airflow_llmengine.hooks.job_decision import POD_END_SECONDS
 from airflow_llmengine.hooks.pods import CALL_TIMEOUT, delete_pod, events_of
+from airflow_llmengine.hooks.replica_nodes import end_followers, with_nodes
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, V1Pod
@@ -101,9 +102,12 @@ class JobPods:
 
         for pod in seen.pods:
             wanted = is_active(pod) or (which == "ended" and self._has_had_its_day(pod))
-            if not wanted or pod.metadata.deletion_timestamp is not None or is_ending(pod):
+            if pod.metadata.deletion_timestamp is not None or is_ending(pod):
                 continue
             try:
+                if not wanted:
+                    end_followers(self._connected(), pod)
+                    continue
                 delete_pod(self._connected(), pod)
             except (ApiException, HTTPError, LLMEngineError) as error:
                 self._warn(f"The pod {_full_name(pod)} could not be deleted ({_reason(error)}): delete it by hand.")
@@ -209,12 +213,14 @@ class JobPods:
         name = self.handed_over.pod
         found = next((pod for pod in seen.pods if pod.metadata.name == name), None)
         known = found or V1Pod(metadata=V1ObjectMeta(name=name, namespace=self.handed_over.namespace))
-        events = []
+        container = self.handed_over.container
         try:
-            events = events_of(self._connected(), known)
+            client = self._connected()
+            diagnosis = diagnose(found, events_of(client, known), container=container, last_seen=known)
+            return with_nodes(client, found, diagnosis, container=container)
         except LLMEngineError as error:
             self._log.debug("No events of the pod: %s", error)
-        return diagnose(found, events, container=self.handed_over.container, last_seen=known)
+        return diagnose(found, [], container=container, last_seen=known)
 
     def _connected(self) -> CoreV1Api:
         from kubernetes.client import CoreV1Api

@@ -16,7 +16,7 @@ from airflow_llmengine.hooks.local_worker import parse_log_line
 from airflow_llmengine.hooks.pod_failure import rejected
 
 if TYPE_CHECKING:
-    from kubernetes.client import CoreV1Api, V1Pod, V1Secret
+    from kubernetes.client import CoreV1Api, V1Pod, V1Secret, V1Service
 
 CALL_TIMEOUT = (10.0, 60.0)
 """Seconds to connect, and to wait for an answer."""
@@ -78,11 +78,24 @@ def create_secret(client: CoreV1Api, secret: V1Secret) -> None:
     Raises:
         LLMEngineError: The API server refused it.
     """
+    _create_beside(client.create_namespaced_secret, secret)
+
+
+def create_service(client: CoreV1Api, service: V1Service) -> None:
+    """Make a Service, unless it is there already.
+
+    Raises:
+        LLMEngineError: The API server refused it.
+    """
+    _create_beside(client.create_namespaced_service, service)
+
+
+def _create_beside(call: Callable[..., Any], made: V1Secret | V1Service) -> None:
     from kubernetes.client.exceptions import ApiException
 
     def create(**options: Any) -> None:
         try:
-            client.create_namespaced_secret(secret.metadata.namespace, secret, **options)
+            call(made.metadata.namespace, made, **options)
         except ApiException as error:
             if not _exists_already(error):
                 raise

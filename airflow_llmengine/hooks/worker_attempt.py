@@ -55,6 +55,24 @@ class WorkerAttempt:
             arguments.append(f"--max-error-rate={self.max_error_rate!r}")
         return arguments
 
+    def follower_arguments(self, source: str, *, node: int, leader: str, grace_seconds: int) -> list[str]:
+        """The command line of a further node of the replica.
+
+        Args:
+            source: Where it finds the request.
+            node: Which node it is, from 1.
+            leader: Name or address of the first node.
+            grace_seconds: How long it may take to end.
+        """
+        return [
+            "follow",
+            source,
+            f"--node={node}",
+            f"--leader={leader}",
+            f"--grace-seconds={grace_seconds}",
+            "--log-format=json",
+        ]
+
     def encode(self) -> dict[str, Any]:
         """As JSON, for a task that is deferred."""
         return {

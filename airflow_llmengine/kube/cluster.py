@@ -167,6 +167,9 @@ class ClusterSettings(_Settings):
     """Secrets with which the worker's image is pulled: names, or text with commas between them."""
     queue: str | None = None
     """Kueue's LocalQueue in the pods' namespace, through which the pods are admitted."""
+    leader_address: Literal["service", "pod_ip"] = "service"
+    """How the nodes of a replica that spans several find the first: by a headless Service, or, in a cluster without
+    DNS, by its pod's address, for which the task then waits before it makes the others."""
     cache_volume: Annotated[str | dict[str, Any] | None, BeforeValidator(_parsed_object)] = None
     """A volume for weights that outlives pods: the name of a claim, or a volume source as Kubernetes writes it."""
     cache_path: str = "/cache"
@@ -180,6 +183,15 @@ class ClusterSettings(_Settings):
     def gpus(self) -> tuple[Gpu, ...]:
         """The kinds of GPU that the cluster has, the cheapest first; empty: it does not say."""
         return gpus_of(self.gpu_types)
+
+    @model_validator(mode="after")
+    def _group_is_whole(self) -> ClusterSettings:
+        if self.queue and self.leader_address == "pod_ip":
+            raise ValueError(
+                "leader_address: pod_ip does not go with a queue: Kueue admits the pods of a replica together, and the "
+                "first has no address before that; use service"
+            )
+        return self
 
     @property
     def hugging_face_key(self) -> tuple[str, str] | None:

@@ -47,6 +47,18 @@ WORKER_SELECTOR = f"{WORKER_LABEL}=true"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Kueue's LocalQueue."""
 
+NODE_LABEL = "airflow-llmengine/node"
+"""Of a replica that spans several nodes: which one a pod is, from 0. Other pods lack it."""
+
+REPLICA_NODES_LABEL = "airflow-llmengine/replica-nodes"
+"""The same on all pods of such a replica."""
+
+GROUP_LABEL = "kueue.x-k8s.io/pod-group-name"
+"""By it Kueue admits pods together."""
+
+POD_OPERATOR_LABELS = frozenset({"kubernetes_pod_operator", "already_checked"})
+"""What KubernetesPodOperator finds pods by, and no followers: the other keys tell people whose they are."""
+
 _RESERVED = frozenset(
     {
         # KubernetesPodOperator's selector, and its notes on a pod.
@@ -65,6 +77,9 @@ _RESERVED = frozenset(
         "kubernetes_executor",
         # The sensor, and what deletes old pods, select by it.
         WORKER_LABEL,
+        # By these the nodes of a replica are found.
+        NODE_LABEL,
+        REPLICA_NODES_LABEL,
     }
 )
 """Keys by which Airflow finds pods."""

@@ -186,7 +186,15 @@ class BatchTaskMixin(BaseOperator):
         request = unwrap(self.request)
         if not isinstance(request, Mapping):
             raise RequestRefusedError(f"The request must be an object, and is a {type(request).__name__}.")
-        return hook.validate(request)
+        from airflow_llmengine.spec.replica_nodes import nodes_of
+
+        checked = hook.validate(request)
+        if hook.settings.launcher == "local" and nodes_of(checked) > 1:
+            raise RequestRefusedError(
+                f"nodes_per_worker: {checked.nodes_per_worker} nodes need pods, and the connection "
+                f"{self.llmengine_conn_id} runs workers as processes of one machine (launcher: local). Leave it out."
+            )
+        return checked
 
     def _refuse_if_ended(self) -> None:
         """Airflow takes a return for a success, also when it had the task killed."""

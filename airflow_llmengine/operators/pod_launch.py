@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.hooks.pods import create_secret
 from airflow_llmengine.hooks.worker_attempt import WORKER_MODULE
+from airflow_llmengine.spec.replica_nodes import NODE_TOKEN_VARIABLE, nodes_of
 
 if TYPE_CHECKING:
     from kubernetes.client import CoreV1Api, V1Pod
@@ -48,6 +50,15 @@ class PodLaunch:
     grace_seconds: int
     hardware: Hardware | None = None
     """What was worked out for the model."""
+    nodes_within: int = 3600
+    """Seconds that the nodes of a replica may take to find each other."""
+    nodes_token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
+    """What they share, and nobody else knows."""
+
+    @property
+    def nodes(self) -> int:
+        """Pods of the replica."""
+        return 1 if self.attempt.replica is None else nodes_of(self.request)
 
     @classmethod
     def of(
@@ -59,6 +70,7 @@ class PodLaunch:
         grace_seconds: int,
         handed_over: bool = False,
         hardware: Hardware | None = None,
+        nodes_within: int = 3600,
     ) -> Self:
         """Gather it; a large request is put on storage.
 
@@ -69,6 +81,7 @@ class PodLaunch:
             grace_seconds: How long the worker may take to save its work, where the pod does not say how long it has.
             handed_over: Whether the pod is left to a sensor.
             hardware: What was worked out for the model, if anything was.
+            nodes_within: Seconds that the nodes of a replica may take to find each other.
 
         Raises:
             StorageFailedError: The request can't be put on storage.
@@ -103,6 +116,7 @@ class PodLaunch:
             ),
             grace_seconds=grace_seconds,
             hardware=hardware,
+            nodes_within=nodes_within,
         )
 
     def complete(self, pod: V1Pod, *, container: str) -> V1Pod:
@@ -112,10 +126,16 @@ class PodLaunch:
             RequestRefusedError: The cluster has no such GPU, or a label is taken.
         """
         from airflow_llmengine.kube.labels import DEADLINE_ANNOTATION
+        from airflow_llmengine.kube.replica_nodes import with_followers
         from airflow_llmengine.kube.storage_secret import with_storage_secret
         from airflow_llmengine.kube.worker_pod import WorkerIdentity, WorkerStart, worker_pod
         from airflow_llmengine.spec.validation import RequestInvalidError
 
+        arguments = self.attempt.arguments(self.source, grace_seconds=self._worker_grace(pod))
+        environment = dict(self.environment)
+        if self.nodes > 1:
+            arguments.append(f"--nodes-within={self.nodes_within}")
+            environment[NODE_TOKEN_VARIABLE] = self.nodes_token
         try:
             complete = worker_pod(
                 pod,
@@ -128,8 +148,8 @@ class PodLaunch:
                 ),
                 start=WorkerStart(
                     command=[self.settings.python or "python", "-m", WORKER_MODULE],
-                    arguments=self.attempt.arguments(self.source, grace_seconds=self._worker_grace(pod)),
-                    environment=self.environment,
+                    arguments=arguments,
+                    environment=environment,
                     image=self.settings.image,
                 ),
                 deadline_seconds=max(1, math.ceil(self.attempt.deadline - time.time())),
@@ -138,7 +158,37 @@ class PodLaunch:
             )
         except RequestInvalidError as error:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None
+        if self.nodes > 1:
+            complete = with_followers(complete, nodes=self.nodes, cluster=self.settings.cluster)
         return with_storage_secret(complete, container=container) if self.credentials else complete
+
+    def followers(self, pod: V1Pod, leader: V1Pod, *, address: str, container: str) -> list[V1Pod]:
+        """The other pods of the replica.
+
+        Args:
+            pod: The leader as it was asked for, from ``complete``.
+            leader: The leader as the cluster has it.
+            address: The leader's name or address.
+            container: Name of the worker's container.
+        """
+        from airflow_llmengine.kube.replica_nodes import follower_pod
+
+        grace_seconds = self._worker_grace(pod)
+        return [
+            follower_pod(
+                pod,
+                leader,
+                node,
+                container=container,
+                arguments=[
+                    *self.attempt.follower_arguments(
+                        self.source, node=node, leader=address, grace_seconds=grace_seconds
+                    ),
+                    f"--nodes-within={self.nodes_within}",
+                ],
+            )
+            for node in range(1, self.nodes)
+        ]
 
     def _worker_grace(self, pod: V1Pod) -> int:
         """Seconds for the worker: less than the pod has, whose processes must end after it."""

@@ -120,7 +120,7 @@ def known_arguments(operator: type[BaseOperator]) -> set[str]:
 
 
 def pool_slots(arguments: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, int]:
-    """How many slots of its pool a worker takes: one for each of its GPUs.
+    """How many slots of its pool a worker takes: one for each of its GPUs, on all of its nodes.
 
     Args:
         arguments: Of the operator, its ``default_args`` among them; its own ``pool_slots`` goes before this.
@@ -134,12 +134,19 @@ def pool_slots(arguments: Mapping[str, Any], request: Mapping[str, Any]) -> dict
     whole = request.get("request", defaults.get("request"))
     # One by one they are none where another task gives the whole.
     fields = {**defaults, **request, **whole} if isinstance(whole, Mapping) else {**defaults, **request}
-    gpus = unwrap(fields.get("gpus"))
-    if isinstance(gpus, str) and gpus.isascii() and gpus.isdigit():
-        gpus = int(gpus)
-    if arguments.get("pool") is None or arguments.get("pool_slots") is not None:
+    gpus, nodes = _number(fields.get("gpus")), _number(fields.get("nodes_per_worker"))
+    if arguments.get("pool") is None or arguments.get("pool_slots") is not None or gpus is None:
         return {}
-    return {"pool_slots": gpus} if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 1 else {}
+    slots = gpus * max(1, nodes or 1)
+    return {"pool_slots": slots} if slots > 1 else {}
+
+
+def _number(value: Any) -> int | None:
+    """A whole number, or its text; None for anything else, such as a template."""
+    value = unwrap(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def has_template(value: Any) -> bool:

@@ -23,7 +23,8 @@ from airflow_llmengine.exceptions import (
 )
 from airflow_llmengine.hooks.cluster_errors import cluster_errors
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from airflow_llmengine.operators.task_pods import TaskPodsMixin, name_of, pod_named
+from airflow_llmengine.operators.follower_pods import FollowerPodsMixin
+from airflow_llmengine.operators.task_pods import name_of, pod_named
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -75,7 +76,7 @@ class WorkerEnd(Protocol):
         """The exception for a worker that ended without a result."""
 
 
-class WorkerPodMixin(TaskPodsMixin):
+class WorkerPodMixin(FollowerPodsMixin):
     """The side of a task that runs its worker in a pod, in front of a pod operator."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -195,6 +196,7 @@ class WorkerPodMixin(TaskPodsMixin):
             raise RequestRefusedError("The pod operator was asked for a pod before the job was launched.")
         pods = self._own_pods(context, pod_request_obj.metadata.namespace)
         fates = [(fate_of(pod, launch.identity, durable=self.reattach_on_restart), pod) for pod in pods]
+        fates = [("replace" if fate == "adopt" and self._lacks_followers(pod) else fate, pod) for fate, pod in fates]
         # Set at once, here and below: on_kill may come at any time.
         self.pod = adopted = next((pod for fate, pod in fates if fate == "adopt"), None)
         for fate, pod in fates:
@@ -214,6 +216,8 @@ class WorkerPodMixin(TaskPodsMixin):
         self.pod = adopted or self._create(pod_request_obj)
         self._end_if_killed()
         launch.add_secret(self.client, self.pod)
+        if adopted is None:
+            self._make_followers(launch, pod_request_obj, self.pod)
         return self.pod
 
     def cleanup(
@@ -240,6 +244,7 @@ class WorkerPodMixin(TaskPodsMixin):
         elif not self.process_pod_deletion(found, reraise=False):
             # It stays, and a later attempt must not take it for one that nobody has seen the end of.
             self.patch_already_checked(found, reraise=False)
+            self._end_followers(found)
         if self._diagnosis.exit_code is not None and self._diagnosis.exit_code in self.skip_on_exit_code:
             from airflow.sdk.exceptions import AirflowSkipException
 
@@ -398,6 +403,8 @@ class WorkerPodMixin(TaskPodsMixin):
             hardware=hardware,
             grace_seconds=conf.getint("llmengine", "grace_seconds"),
             handed_over=handed_over,
+            # A follower has as long as the first pod.
+            nodes_within=min(self.schedule_timeout_seconds + self.startup_timeout_seconds, math.ceil(left)),
         )
         # A pod that is still waiting by then could not do anything any more.
         self.schedule_timeout_seconds = min(self.schedule_timeout_seconds, math.ceil(left))

@@ -22,6 +22,7 @@ from airflow_llmengine.spec.kubernetes_syntax import (
     suggested_label,
     suggested_quantity,
 )
+from airflow_llmengine.spec.replica_nodes import nodes_refusal
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_request
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, exceeds_64_bits, path_step, shown_number
@@ -106,8 +107,8 @@ def _hardware_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Ref
         yield Refusal("gpus", reason, "leave it out to have it inferred from the model")
     if request.nodes_per_worker is not None and request.nodes_per_worker < 1:
         yield Refusal("nodes_per_worker", f"must be at least 1, not {shown_number(request.nodes_per_worker)}")
-    elif request.nodes_per_worker is not None and request.nodes_per_worker > 1:
-        yield Refusal("nodes_per_worker", "more than one is not supported yet", "leave it out, or give 1")
+    elif (refusal := nodes_refusal(request)) is not None:
+        yield refusal
 
 
 def _quantity_refusals(field: str, value: str | float | None) -> Iterator[Refusal]:

@@ -102,7 +102,7 @@ def test_every_wrong_label_is_named() -> None:
             "gpus: must be at least 1, not 0, with a gpu_type of nvidia-ampere",
         ),
         ({"nodes_per_worker": 0}, "nodes_per_worker: must be at least 1, not 0"),
-        ({"nodes_per_worker": 2}, "nodes_per_worker: more than one is not supported yet"),
+        ({"nodes_per_worker": 65}, "nodes_per_worker: must be at most 64, not 65"),
         ({"priority": "High Priority"}, "priority: 'High Priority' may hold only lower-case"),
         ({"priority": ""}, "priority: '' is empty"),
         ({"tool_config": {"name": "browser"}}, "tool_config.name: there is no tool 'browser'; use code_evaluator"),
@@ -115,11 +115,33 @@ def test_hardware_priority_and_tools(fields: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "fields", "said"),
+    [
+        (
+            {"tensor_parallel_size": 4, "pipeline_parallel_size": 2},
+            {"gpus": 8},
+            "tensor_parallel_size 4 times pipeline_parallel_size 2 needs 8 GPUs, and there are 8 GPUs",
+        ),
+        ({"pipeline_parallel_size": 3}, {"gpus": 8}, "pipeline_parallel_size is 3, and there are 8 GPUs on each of 2"),
+        ({"num_shards": 3, "pipeline_parallel_size": 1}, {}, "tensor_parallel_size 3 times pipeline_parallel_size 1"),
+        ({"num_shards": 16}, {"gpus": 4}, "tensor_parallel_size is 16, and there are 4 GPUs on each of 2 nodes"),
+        ({"pipeline_parallel_size": 2**40 + 1}, {}, "pipeline_parallel_size is 1099511627777, and there are 1 GPUs"),
+    ],
+)
+def test_ranks_that_nodes_can_not_share(model: dict[str, Any], fields: dict[str, Any], said: str) -> None:
+    (line,) = refused(model, nodes_per_worker=2, **fields).values()
+    assert line.startswith(f"nodes_per_worker: {said}"), line
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"cpus": 4, "memory": "16Gi", "storage": 10**10, "gpus": 1},
         {"cpus": 0.5, "memory": 1.5e9, "storage": "1e10"},
         {"cpus": "500m", "memory": "64G", "nodes_per_worker": 1},
+        {"gpus": 8, "nodes_per_worker": 2},
+        {"nodes_per_worker": 3},
+        {"nodes_per_worker": 64, "gpus": 8, "data_parallelism": 64},
         {"priority": "gpu-high", "gpu_type": "nvidia-hopper-h100", "data_parallelism": 64},
         {"cpus": None, "memory": None, "storage": None, "gpus": None, "nodes_per_worker": None, "priority": None},
     ],

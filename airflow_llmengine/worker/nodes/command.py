@@ -90,7 +90,7 @@ async def _follow(follower: Follower) -> None:
         log_end(logger, str(error))
         exit_code = ExitCode.PARTIAL
     except FAILURES as error:
-        log_end(logger, str(error))
+        log_end(logger, f"node {follower.node}: {error}")
         exit_code = _exit_code(error)
     # Here, and not when the loop is closed: that waits for threads, of which one may fetch weights for hours.
     end_process(exit_code)

@@ -73,6 +73,7 @@ class Follower:
         make_engine: EngineFactory,
     ) -> None:
         self._options = options
+        self.node = options.node
         self._storage = storage
         self._request = request
         self._make_engine = make_engine
@@ -142,8 +143,8 @@ class Follower:
                     return reader, writer
             if time.monotonic() >= until:
                 raise EngineDiedError(
-                    f"node {options.node} could not reach the leader of its replica at {options.leader}, port "
-                    f"{options.port}, within {options.patience:.0f} s ({fault})"
+                    f"the leader of this replica could not be reached at {options.leader}, port {options.port}, within "
+                    f"{options.patience:.0f} s ({fault})"
                 )
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -172,7 +173,7 @@ class Follower:
                 if not hearing.done():
                     # It raises what ended it, if it says.
                     await waited[-1]
-                    raise EngineDiedError(f"this node's part of the engine (node {self._options.node}) ended by itself")
+                    raise EngineDiedError("this node's part of the engine ended by itself, and its own log says why")
                 message = hearing.result()
                 if message is None:
                     logger.info("the leader has ended, and so does node %d", self._options.node)
