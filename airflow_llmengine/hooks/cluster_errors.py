@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from airflow_llmengine.exceptions import ClusterUnavailableError, ConnectionUnusableError
 
@@ -34,3 +35,24 @@ def cluster_errors() -> Iterator[None]:
         raise ConnectionUnusableError(
             f"The Kubernetes connection can't be used: {reason}. Correct it, or name another as kubernetes_conn_id."
         ) from None
+
+
+@contextmanager
+def only_warned_of(log: Any, warning: str, *arguments: Any) -> Iterator[None]:
+    """Warn of what goes wrong with the cluster inside, and go on: for what is done as well as can be.
+
+    Args:
+        log: The logger.
+        warning: A sentence, whose last ``%s`` stands for what went wrong.
+        arguments: For what else it leaves open.
+    """
+    from airflow.sdk.exceptions import AirflowException
+    from kubernetes.client.exceptions import ApiException
+    from kubernetes.config.config_exception import ConfigException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except (AirflowException, ApiException, ConfigException, HTTPError, OSError) as error:
+        # Its text may quote whole objects.
+        log.warning(warning, *arguments, type(error).__name__)

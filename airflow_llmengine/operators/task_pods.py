@@ -15,6 +15,7 @@ from airflow_llmengine.exceptions import (
     PodQuotaError,
     TaskKilledError,
 )
+from airflow_llmengine.hooks.cluster_errors import only_warned_of
 from airflow_llmengine.operators.batch_task import BatchTaskMixin
 
 if TYPE_CHECKING:
@@ -116,23 +117,16 @@ class TaskPodsMixin(_Base):
 
     def _tidy_pods(self, context: Context) -> None:
         """See to what an earlier attempt left, where the job turned out to be done. Never fails the task."""
-        from airflow.sdk.exceptions import AirflowException
-        from kubernetes.client.exceptions import ApiException
-        from kubernetes.config.config_exception import ConfigException
-        from urllib3.exceptions import HTTPError
-
         from airflow_llmengine.kube.reattach import is_active
 
         if not self._has_pods or not self._reaches_cluster_by_itself:
             return
-        try:
+        with only_warned_of(self.log, "Pods of earlier attempts could not be looked for (%s)."):
             for pod in self._own_pods(context):
                 if is_active(pod):
                     self._delete(pod)
                 else:
                     self.process_pod_deletion(pod, reraise=False)
-        except (AirflowException, ApiException, ConfigException, HTTPError, OSError) as error:
-            self.log.warning("Pods of earlier attempts could not be looked for (%s).", type(error).__name__)
 
     @property
     def _reaches_cluster_by_itself(self) -> bool:
@@ -145,21 +139,12 @@ class TaskPodsMixin(_Base):
 
     def _end_what_is_left(self) -> None:
         """End a pod that nobody will wait for, since the task fails. Never raises: another exception is on its way."""
-        from airflow.sdk.exceptions import AirflowException
-        from kubernetes.client.exceptions import ApiException
-        from kubernetes.config.config_exception import ConfigException
-        from urllib3.exceptions import HTTPError
-
         if self.pod is None:
             return
-        try:
+        with only_warned_of(self.log, "The pod %s could not be ended (%s): delete it by hand.", name_of(self.pod)):
             found = self._look(self.pod)
             if found is not None and found.status.phase not in ("Succeeded", "Failed"):
                 self._delete(found)
-        except (AirflowException, ApiException, ConfigException, HTTPError, OSError) as error:
-            self.log.warning(
-                "The pod %s could not be ended (%s): delete it by hand.", name_of(self.pod), type(error).__name__
-            )
 
     def _own_pods(self, context: Context, namespace: str | None = None) -> list[V1Pod]:
         """All pods of this task instance, of whichever attempt, the newest first."""
@@ -190,23 +175,17 @@ class TaskPodsMixin(_Base):
 
     def _delete_expired(self, namespace: str) -> None:
         """See to pods of this package that are kept for evidence, whoever made them. Never fails the task."""
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
         from airflow_llmengine.hooks.pods import delete_expired
 
         ttl = conf.getint("llmengine", "finished_pod_ttl_seconds")
-        try:
+        with only_warned_of(self.log, "Pods that ended long ago could not be looked for (%s)."):
             deleted = delete_expired(self.client, namespace, ttl_seconds=ttl)
-        except (ApiException, HTTPError) as error:
-            self.log.warning("Pods that ended long ago could not be looked for (%s).", type(error).__name__)
-            return
-        if deleted:
-            self.log.info(
-                "Deleted pods that ended more than %d s ago, or did not start by their deadline: %s.",
-                ttl,
-                ", ".join(deleted),
-            )
+            if deleted:
+                self.log.info(
+                    "Deleted pods that ended more than %d s ago, or did not start by their deadline: %s.",
+                    ttl,
+                    ", ".join(deleted),
+                )
 
     def _await_gone(self, pods: list[V1Pod]) -> None:
         """Wait until pods that are deleted are gone, and others ended: two attempts must not work at once."""

@@ -7,10 +7,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from kubernetes.client import V1ContainerState, V1ContainerStateTerminated, V1Pod
+from kubernetes.config.config_exception import ConfigException
+from urllib3.exceptions import HTTPError
 
+from airflow_llmengine.exceptions import ClusterUnavailableError
+from airflow_llmengine.hooks.cluster_errors import only_warned_of
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
-from tests.airflow.cluster_double import CONTAINER, NAMESPACE, ScriptedApi, a_pod, moment
+from tests.airflow.cluster_double import CONTAINER, NAMESPACE, ScriptedApi, a_pod, moment, refusal
 from tests.airflow.operators_in_tests import task_context
 
 IDENTITY = {"airflow-llmengine/job": "abc-1"}
@@ -66,3 +71,25 @@ def test_a_failed_pod_is_waited_for_until_its_containers_have_ended() -> None:
     # It is kept to be looked at.
     assert set(api.pods) == {"first", "second"}
     assert "delete" not in api.verbs()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refusal(500), refusal(403), HTTPError("away"), ConfigException("no cluster"), ClusterUnavailableError("no token")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_fails_while_a_task_clears_up_is_a_warning_without_its_text(error: Exception) -> None:
+    warned: list[tuple[str, ...]] = []
+    log = SimpleNamespace(warning=lambda *said: warned.append(said))
+
+    def clear_up() -> None:
+        raise error
+
+    with only_warned_of(log, "%s could not be ended (%s).", "worker"):
+        clear_up()
+    assert warned == [("%s could not be ended (%s).", "worker", type(error).__name__)]
+
+
+def test_a_task_that_is_ended_while_it_clears_up_is_ended() -> None:
+    with pytest.raises(KeyboardInterrupt), only_warned_of(SimpleNamespace(), "(%s)"):
+        raise KeyboardInterrupt
