@@ -1,4 +1,7 @@
-"""Pods that their task does not wait for, and the sensor that owns them: real workers in pods of a real cluster."""
+"""Pods that their task does not wait for, and the sensor that owns them: real workers in pods of a real cluster.
+
+All data is on S3, which Airflow reaches by its storage connection and the pods by credentials of their own.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +32,11 @@ from tests.airflow.test_sensor import StateStore, fired
 from tests.airflow.test_sensor_runs import Airflow
 from tests.kubernetes.cluster import Cluster, terminated
 from tests.kubernetes.host_python import HostPython
+from tests.kubernetes.jobs_on_s3 import JobOnS3, aws_connection, own_credentials
 from tests.kubernetes.service_accounts import kubernetes_connection
 from tests.kubernetes.worker_pods import WorkerPods, processes_of
+from tests.storage.s3_server import S3Server
 from tests.waiting import wait_until
-from tests.worker.jobs import Job
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
@@ -45,17 +49,18 @@ SLOW = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.5", "LLMENGINE_ECHO_CAPACITY": "
 class LaunchedJob:
     """A job that an operator launches in a pod, and a sensor waits for, each without an Airflow around it."""
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, pods: HostPython) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, s3: S3Server, folder: Path, pods: HostPython) -> None:
         self.cluster = cluster
         self.namespace = namespace
-        self.job = Job(folder, [f"row {index}" for index in range(RECORDS)])
+        self.job = JobOnS3(s3, [f"row {index}" for index in range(RECORDS)], folder / "generated.log")
         self.pods = pods
         self.settings: dict[str, Any] = {
             "launcher": "kubernetes",
             "image": "the-operators-image",
             "python": pods.python,
             "namespace": namespace,
-            "cluster": {"accelerator": "none"},
+            "storage_conn_id": "store",
+            **own_credentials(cluster, namespace),
         }
         self.use(**QUICK)
 
@@ -105,12 +110,14 @@ class LaunchedJob:
 def launched(
     cluster: Cluster,
     namespace: str,
+    s3_for_pods: S3Server,
     shared_folder: Path,
     host_python_pod: HostPython,
     monkeypatch: pytest.MonkeyPatch,
 ) -> LaunchedJob:
     monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", "")
-    return LaunchedJob(cluster, namespace, shared_folder, host_python_pod)
+    monkeypatch.setenv("AIRFLOW_CONN_STORE", aws_connection(s3_for_pods))
+    return LaunchedJob(cluster, namespace, s3_for_pods, shared_folder, host_python_pod)
 
 
 def sensor(job: Any, **arguments: Any) -> LLMEngineBatchCompletionsSensor:
@@ -161,7 +168,7 @@ def test_past_the_deadline_the_pod_stays_or_saves_its_work_and_goes(launched: La
     assert cancelled is not None
     assert cancelled.requested <= launched.pod.metadata.deletion_timestamp.timestamp()
     launched.wait_until_no_pod()
-    assert not launched.job.output.exists()
+    assert launched.job.output() is None
 
     # A new launch goes on with what the pod saved when it was told to end.
     launched.use(**QUICK)
@@ -253,14 +260,17 @@ def test_ending_the_sensor_leaves_the_pod_alone(launched: LaunchedJob) -> None:
 
 
 def test_the_pod_of_a_task_that_waits_itself_is_none_of_the_sensors(launched: LaunchedJob) -> None:
-    pods = WorkerPods(launched.cluster, launched.namespace, launched.pods, launched.job.request)
+    options = {"s3": launched.job.s3.options}
+    pods = WorkerPods(launched.cluster, launched.namespace, launched.pods, launched.job.request, options=options)
     handle = pods.launch().handle.model_dump(mode="json")
     task, given = sensor(handle), context()
-    pods.start("theirs", environment={"LLMENGINE_ECHO_LOG": str(launched.job.generated), **SLOW})
+    pods.start(
+        "theirs", environment={"LLMENGINE_ECHO_LOG": str(launched.job.generated), **SLOW}, secret_options=options
+    )
     launched.wait_for_records()
     launched.kill_worker()
     assert task.poke(given) is False
-    pods.start("retried")
+    pods.start("retried", secret_options=options)
     result = task.execute(given)
     assert result["records"] == RECORDS
     pods.wait_for_success("retried")
@@ -295,7 +305,8 @@ def test_in_a_real_triggerer(launched: LaunchedJob, cluster: Cluster, airflow_en
     launched.use(**SLOW | {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "5"})
     handed_on = launched.launch()
     airflow = Airflow(Path(airflow_environment["AIRFLOW_HOME"]))
-    airflow.environment["AIRFLOW_CONN_LLMENGINE_DEFAULT"] = os.environ["AIRFLOW_CONN_LLMENGINE_DEFAULT"]
+    for name in ("AIRFLOW_CONN_LLMENGINE_DEFAULT", "AIRFLOW_CONN_STORE"):
+        airflow.environment[name] = os.environ[name]
     airflow.environment["KUBECONFIG"] = cluster.kubeconfig
     airflow.sense(job=handed_on["job"], deferrable=True, retries=0)
     printed = airflow.task("run")
