@@ -20,9 +20,11 @@ os.environ["AIRFLOW_HOME"] = str(_AIRFLOW_HOME)
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 os.environ["AIRFLOW__USAGE_DATA_COLLECTION__ENABLED"] = "False"
 
-# Nobody's credentials, and no store or hub but those that a test starts itself.
+# Nobody's credentials or settings, and no store or hub but those that a test starts itself. What tests are told
+# themselves (LLMENGINE_TEST_IMAGE) stays.
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW_CONN_", "AWS_", "LLMENGINE_"))]:
-    del os.environ[_name]
+    if not _name.startswith("LLMENGINE_TEST_"):
+        del os.environ[_name]
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = str(_AIRFLOW_HOME / "no-aws-configuration")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["HF_HUB_OFFLINE"] = "1"

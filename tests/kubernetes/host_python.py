@@ -1,11 +1,16 @@
-"""Pods that run this machine's own Python, packages and checkout: no image has to be built for a test.
+"""Where the pods of tests have their programs from. This module alone decides it.
 
-The image is an empty shell. What a program needs is mounted from the node, which is this machine, at its own path and
-read-only; the folders that pods and tests share are writable.
+With ``LLMENGINE_TEST_IMAGE``, the name of an image that the cluster has already, made by the steps of
+``docker/worker-cpu.Dockerfile``: from that image, whose package is the one that it was built with. Without, from this
+machine: its Python, packages and checkout, so that no image has to be built for a test. The image is an empty shell
+then, and what a program needs is mounted from the node, which is this machine, at its own path and read-only.
+
+The folders that pods and tests share are mounted either way, and are writable.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,15 +22,18 @@ from kubernetes.client import models as k8s
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""
 
-IMAGE = "local/host-python:1"
-"""An empty root file system with the folders, links and ``/etc`` of this machine; loaded into the node beforehand."""
+WORKER_IMAGE = os.environ.get("LLMENGINE_TEST_IMAGE")
+"""The worker's image, if one is given."""
+
+IMAGE = WORKER_IMAGE or "local/host-python:1"
+"""Otherwise an empty root file system with the folders, links and ``/etc`` of this machine, loaded beforehand, too."""
 
 MODEST = {"cpu": "50m", "memory": "64Mi"}
 """What a pod asks for: several fit on a node of two cores. No limits."""
 
 ENVIRONMENT = {
     # Wherever the package is installed: the checkout itself is what is tested.
-    "PYTHONPATH": str(ROOT),
+    **({} if WORKER_IMAGE else {"PYTHONPATH": str(ROOT)}),
     # Pods reach nothing but this machine and the API; who asks would wait.
     "AWS_EC2_METADATA_DISABLED": "true",
     "HF_HUB_OFFLINE": "1",
@@ -35,7 +43,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class HostPython:
-    """How a pod gets this machine's Python.
+    """How a pod gets the worker's Python: this machine's, or that of the image which is given.
 
     Args:
         shared: Folders that pods may write to.
@@ -48,7 +56,7 @@ class HostPython:
     @property
     def python(self) -> str:
         """The interpreter, for a connection's field ``python``."""
-        return sys.executable
+        return "python" if WORKER_IMAGE else sys.executable
 
     @property
     def volumes(self) -> list[k8s.V1Volume]:
@@ -111,8 +119,9 @@ class HostPython:
 
     def _folders(self) -> list[tuple[Path, bool]]:
         """What is mounted, and whether read-only; the outermost of folders within one another."""
-        programs = [Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), ROOT, *self.read]
-        return [*((folder, True) for folder in _outermost(programs)), *((folder, False) for folder in self.shared)]
+        programs = [] if WORKER_IMAGE else [Path("/usr"), Path(sys.base_prefix), Path(sys.prefix), ROOT]
+        read_only = _outermost([*programs, *self.read])
+        return [*((folder, True) for folder in read_only), *((folder, False) for folder in self.shared)]
 
 
 def _outermost(folders: Iterable[Path]) -> list[Path]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,7 @@ from tests.kubernetes.conftest import airflow_of_pods
 from tests.kubernetes.deferred_jobs import DeferredJob
 from tests.kubernetes.host_python import HostPython
 from tests.kubernetes.pod_jobs import ONE_A_CHUNK, WORD, PodJob
+from tests.kubernetes.service_accounts import ServiceAccount
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.waiting import wait_until
 
@@ -34,8 +33,16 @@ def tasks_of_pods(tmp_path_factory: pytest.TempPathFactory, migrated_database: b
 
 
 @pytest.fixture(scope="module")
+def launcher(cluster: Cluster) -> Iterator[ServiceAccount]:
+    """Airflow's service account, in a namespace of its own. It has no rights yet."""
+    namespace = cluster.new_namespace()
+    yield ServiceAccount(cluster, namespace, "airflow")
+    cluster.delete_namespace(namespace)
+
+
+@pytest.fixture(scope="module")
 def started_triggerer(
-    tasks_of_pods: TaskServer, _s3_server_for_pods: S3Server, cluster: Cluster
+    tasks_of_pods: TaskServer, _s3_server_for_pods: S3Server, launcher: ServiceAccount
 ) -> Iterator[Triggerer]:
     storage = {
         "conn_type": "aws",
@@ -50,7 +57,7 @@ def started_triggerer(
             **tasks_of_pods.environment,
             "AIRFLOW_CONN_STORE": json.dumps(storage),
             "AIRFLOW_CONN_LLMENGINE_DEFAULT": json.dumps(connection),
-            "AIRFLOW_CONN_CLUSTER": kubernetes_connection(cluster),
+            "AIRFLOW_CONN_CLUSTER": launcher.connection,
             # A triggerer's first question to the database takes long.
             "AIRFLOW_CONN_KUBERNETES_DEFAULT": json.dumps({"conn_type": "kubernetes"}),
         }
@@ -83,18 +90,13 @@ def group(pod_job: PodJob, triggerer: Triggerer) -> DeferredJob:
     return group
 
 
-def kubernetes_connection(cluster: Cluster) -> str:
-    """The kubeconfig as a connection: it holds a client's key."""
-    import yaml
-
-    kubeconfig = yaml.safe_load(Path(cluster.kubeconfig).read_text())
-    return json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": json.dumps(kubeconfig)}})
-
-
-def test_a_job_is_waited_for_in_a_triggerer(deferred: DeferredJob) -> None:
+def test_a_job_is_waited_for_in_a_triggerer(deferred: DeferredJob, launcher: ServiceAccount) -> None:
+    """Tasks and triggerer have the rights of the reference set-up, and no others."""
     job = deferred.job
     job.settings["kubernetes_conn_id"] = "cluster"
-    job.base_environment["AIRFLOW_CONN_CLUSTER"] = kubernetes_connection(job.cluster)
+    job.base_environment["AIRFLOW_CONN_CLUSTER"] = launcher.connection
+    del job.base_environment["KUBECONFIG"]
+    launcher.bind_reference_role(job.namespace)
     job.set_speed(0.25)
     scheduler = deferred.start()
     deferred.wait_for_state("deferred")
@@ -115,13 +117,8 @@ def test_a_job_is_waited_for_in_a_triggerer(deferred: DeferredJob) -> None:
     assert len(job.watch.names) == 1
     wait_until(lambda: not job.pods())
     everything = deferred.told() + kept
-    for secret in (ACCESS_KEY, SECRET_KEY, WORD, *clients_keys(job.cluster)):
+    for secret in (ACCESS_KEY, SECRET_KEY, WORD, launcher.token):
         assert secret not in everything, secret
-
-
-def clients_keys(cluster: Cluster) -> list[str]:
-    text = Path(cluster.kubeconfig).read_text()
-    return re.findall(r"client-key-data: (\S+)", text) + re.findall(r"token: (\S+)", text)
 
 
 def test_a_triggerer_that_is_killed_and_started_again_goes_on_with_the_pod(deferred: DeferredJob) -> None:
@@ -261,7 +258,7 @@ def test_the_workers_log_comes_at_its_own_levels(deferred: DeferredJob) -> None:
     job.arguments["logging_interval"] = 1
     # Something else in the pod says something, too.
     script = f'echo "a library quotes {WORD}"; exec "$0" "$@"'
-    job.arguments["cmds"] = ["sh", "-c", script, sys.executable, "-m", "airflow_llmengine.worker"]
+    job.arguments["cmds"] = ["sh", "-c", script, job.settings["python"], "-m", "airflow_llmengine.worker"]
     scheduler = deferred.start()
     assert scheduler.states() == {"job": ["success"]}, scheduler.log() + deferred.trigger_log()
     lines = [json.loads(line) for line in deferred.trigger_log().splitlines()]

@@ -48,7 +48,7 @@ def answers(folder: Path) -> list[dict[str, Any]]:
 def test_the_quickstart_with_a_real_model(
     cluster: Cluster, namespace: str, shared_folder: Path, home: Path, quickstart_model: Path
 ) -> None:
-    pods = HostPython(shared=(shared_folder,), read=(quickstart_model,))
+    pods = HostPython(shared=(shared_folder,), read=(quickstart_model, ROOT / "dags"))
     printed = dags_test(
         home,
         "llmengine_quickstart",
@@ -65,7 +65,7 @@ def test_the_quickstart_with_a_real_model(
 
 @pytest.mark.timeout(600)
 def test_the_replicas_deferred(cluster: Cluster, namespace: str, shared_folder: Path, home: Path) -> None:
-    pods = HostPython(shared=(shared_folder,))
+    pods = HostPython(shared=(shared_folder,), read=(ROOT / "dags",))
     printed = dags_test(
         home,
         "llmengine_replicas",
@@ -80,7 +80,7 @@ def test_the_replicas_deferred(cluster: Cluster, namespace: str, shared_folder: 
 
 @pytest.mark.timeout(300)
 def test_a_pod_that_no_task_waits_for(cluster: Cluster, namespace: str, shared_folder: Path, home: Path) -> None:
-    pods = HostPython(shared=(shared_folder,))
+    pods = HostPython(shared=(shared_folder,), read=(ROOT / "dags",))
     printed = dags_test(
         home,
         "llmengine_launch_and_wait",

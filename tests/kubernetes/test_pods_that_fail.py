@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -56,7 +55,7 @@ def test_an_account_that_may_not_read_logs_waits_without_them(pod_job: PodJob) -
 
 def test_killed_for_its_memory_while_it_loads(pod_job: PodJob) -> None:
     pod_job.arguments |= {
-        "cmds": [sys.executable, "-c", EATS_MEMORY],
+        "cmds": [pod_job.settings["python"], "-c", EATS_MEMORY],
         "container_resources": {"limits": {"memory": "64Mi"}},
     }
     state, log = pod_job.run()

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kubernetes import watch
+
 from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.kube.labels import identity_annotations
 from airflow_llmengine.kube.storage_secret import storage_secret, with_storage_secret
@@ -19,7 +21,6 @@ from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.launch import Launch, launch_job
 from tests.kubernetes.cluster import Cluster, terminated
 from tests.kubernetes.host_python import HostPython
-from tests.waiting import wait_until
 
 CONTAINER = "base"
 SERIES = "one"
@@ -106,16 +107,20 @@ class WorkerPods:
         """Wait until the pod has succeeded; gives it."""
         return self.cluster.wait_for_phase(self.namespace, name, "Succeeded", seconds=seconds)
 
-    def wait_for_container_end(self, name: str, seconds: float = 120) -> Any:
+    def wait_for_container_end(self, name: str, seconds: int = 120) -> Any:
         """Wait until the pod's container has ended, also while the pod is being deleted; gives how it ended."""
-        found: list[Any] = []
-
-        def ended() -> bool:
-            found[:] = [terminated(self.cluster.pod(self.namespace, name), CONTAINER)]
-            return found[0] is not None
-
-        wait_until(ended, seconds)
-        return found[0]
+        # Followed, and not asked for again and again: a pod that is deleted is gone a moment after its container's end.
+        follow = watch.Watch().stream(
+            self.cluster.core.list_namespaced_pod,
+            self.namespace,
+            field_selector=f"metadata.name={name}",
+            timeout_seconds=seconds,
+        )
+        for event in follow:
+            end = terminated(event["object"], CONTAINER)
+            if end is not None:
+                return end
+        raise AssertionError(f"the container of {name} did not end in {seconds} s")
 
     def kill(self, name: str) -> None:
         """Kill all processes of the pod's container, as the kernel does when a node's memory is at its end."""
