@@ -42,7 +42,8 @@ class ConnectionSettings(BaseModel):
     engine: str = Field(default="vllm", pattern=r"^[A-Za-z0-9_.-]+$")
     """Which engine answers; a name of the entry point group ``airflow_llmengine.engines``."""
     storage_conn_id: str | None = None
-    """An AWS connection for ``s3://``; without it, what the machine has is used."""
+    """A connection of type aws for ``s3://``, google_cloud_platform for ``gs://`` or wasb for ``az://``; without it,
+    what the machine has is used."""
     storage_options: Annotated[dict[str, dict[str, Any]], BeforeValidator(parsed_json)] = {}
     """fsspec options by protocol, laid over those of the storage connection. No credentials."""
     request_defaults: JSONObject = {}
@@ -93,8 +94,9 @@ class ConnectionSettings(BaseModel):
     def _without_secrets(cls, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for path in credentials_in(options):
             raise ValueError(
-                f"{path} looks like a credential, and would be shown: for s3, put it into a connection of type aws and "
-                "name that as storage_conn_id; of other stores, let the worker's machine or pod bring it"
+                f"{path} looks like a credential, and would be shown: put it into a connection of type aws, "
+                "google_cloud_platform or wasb and name that as storage_conn_id, or let the worker's machine or pod "
+                "bring it"
             )
         return options
 

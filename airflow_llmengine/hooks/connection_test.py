@@ -9,7 +9,7 @@ from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.cluster_test import test_cluster
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.local_launch import worker_environment
-from airflow_llmengine.hooks.storage_credentials import s3_hook, storage_options
+from airflow_llmengine.hooks.storage_credentials import connection_options, s3_hook, storage_options
 
 TIMEOUT_SECONDS = 60
 
@@ -87,7 +87,10 @@ def _try_storage(settings: ConnectionSettings) -> str:
 
     if settings.storage_conn_id is None:
         return "no storage connection is named, so the machine's own credentials count"
-    options = storage_options(settings)["s3"]
+    (protocol,) = connection_options(settings.storage_conn_id)
+    options = storage_options(settings).get("s3", {})
+    if protocol != "s3":
+        return f"{settings.storage_conn_id} is for {protocol}://, and is tried when a job runs"
     hook = s3_hook(settings.storage_conn_id)
     client = hook.get_session().client(
         "s3",

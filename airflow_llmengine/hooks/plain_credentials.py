@@ -31,6 +31,9 @@ _SECRET_VARIABLE = re.compile(
 )
 """In the name of an environment variable: at its end, as much else is named after tokens."""
 
+_WAYS_TO_SIGN_IN = ("anon", "cache", "cloud", "google_default")
+"""What gcsfs takes as ``token`` for a way to come by one."""
+
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s]+@")
 _PROXY_USER_INFO = re.compile(r"[^/?#\s@:]+:[^/?#\s]*@")
 """At the start of a proxy's address, which needs no scheme."""
@@ -94,6 +97,8 @@ def _members(options: Any) -> Iterator[tuple[str, Any]]:
 def _is_credential(name: str, value: Any, path: str) -> bool:
     if value in (None, True, False, "", [], {}):
         # Whether there is one is no secret.
+        return False
+    if name == "token" and value in _WAYS_TO_SIGN_IN:
         return False
     return _is_secret_name(name) or (isinstance(value, str) and _has_credentials(value, path))
 

@@ -9,48 +9,73 @@ from airflow_llmengine.exceptions import ConnectionUnusableError
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.plain_credentials import without_credentials
 
-STORAGE_CONNECTION_TYPE = "aws"
+AWS_CONNECTION_TYPE = "aws"
 
 
 def storage_options(settings: ConnectionSettings) -> dict[str, dict[str, Any]]:
     """Options of fsspec by protocol, with the storage connection's credentials. Never to be logged.
 
     Raises:
-        ConnectionUnusableError: The storage connection is not there, is not an AWS connection, or has no credentials.
+        ConnectionUnusableError: The storage connection is not there, is none to a store, or has no credentials.
     """
     from airflow_llmengine.storage.options import laid_over
 
-    options = {} if settings.storage_conn_id is None else {"s3": _s3_options(settings.storage_conn_id)}
+    options = {} if settings.storage_conn_id is None else connection_options(settings.storage_conn_id)
     return laid_over(options, settings.storage_options)
 
 
-def public_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Options by protocol that anybody may see: where a store is, and how it is spoken to."""
-    public = ((protocol, without_credentials(values, protocol)) for protocol, values in options.items())
-    return {protocol: values for protocol, values in public if values}
-
-
-def s3_hook(conn_id: str) -> Any:
-    """The Amazon provider's hook for the connection.
+def connection_options(conn_id: str) -> dict[str, dict[str, Any]]:
+    """Options of the one store that a connection leads to, by its protocol.
 
     Raises:
-        ConnectionUnusableError: There is no such connection, or it is not an AWS connection.
+        ConnectionUnusableError: The connection is not there, is none to a store, or has no credentials.
     """
-    from airflow.providers.amazon.aws.hooks.s3 import S3Hook
     from airflow.sdk import BaseHook
     from airflow.sdk.exceptions import AirflowNotFoundException
 
+    from airflow_llmengine.hooks.other_store_credentials import (
+        AZURE_CONNECTION_TYPE,
+        GOOGLE_CONNECTION_TYPE,
+        azure_options,
+        google_options,
+    )
+
+    types = (AWS_CONNECTION_TYPE, GOOGLE_CONNECTION_TYPE, AZURE_CONNECTION_TYPE)
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
         raise ConnectionUnusableError(
-            f"The storage connection {conn_id} is not defined: define it, of type aws."
+            f"The storage connection {conn_id} is not defined: define it, of type aws, {types[1]} or {types[2]}."
         ) from error
-    if connection.conn_type != STORAGE_CONNECTION_TYPE:
-        raise ConnectionUnusableError(
-            f"The storage connection {conn_id} is of type {connection.conn_type}; it must be of type aws. For other "
-            "stores, leave storage_conn_id empty and let the machine bring the credentials."
-        )
+    if connection.conn_type == AWS_CONNECTION_TYPE:
+        return {"s3": _s3_options(conn_id)}
+    if connection.conn_type == GOOGLE_CONNECTION_TYPE:
+        return {"gs": google_options(connection)}
+    if connection.conn_type == AZURE_CONNECTION_TYPE:
+        return {"az": azure_options(connection)}
+    raise ConnectionUnusableError(
+        f"The storage connection {conn_id} is of type {connection.conn_type}; it must be of type aws, {types[1]} or "
+        f"{types[2]}. For other stores, leave storage_conn_id empty and let the machine bring the credentials."
+    )
+
+
+def public_options(options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Options by protocol that anybody may see: where a store is, and how it is spoken to."""
+    public: dict[str, dict[str, Any]] = {}
+    for protocol, values in options.items():
+        kept = without_credentials(values, protocol)
+        if "client_secret" in values:
+            # Without their secret they stand in the way of what a pod has itself.
+            kept = {name: value for name, value in kept.items() if name not in ("client_id", "tenant_id")}
+        if kept:
+            public[protocol] = kept
+    return public
+
+
+def s3_hook(conn_id: str) -> Any:
+    """The Amazon provider's hook for an AWS connection."""
+    from airflow.providers.amazon.aws.hooks.s3 import S3Hook
+
     return S3Hook(aws_conn_id=conn_id)
 
 

@@ -179,7 +179,7 @@ def test_a_session_token_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
     ("store", "sentence"),
     [
         (None, "store is not defined"),
-        ('{"conn_type": "google_cloud_platform"}', "type google_cloud_platform; it must be of type aws"),
+        ('{"conn_type": "ssh"}', "type ssh; it must be of type aws, google_cloud_platform or wasb"),
         ('{"conn_type": "aws"}', "gives no credentials, and this machine has none"),
         ('{"conn_type": "aws", "extra": {"profile_name": "nobody"}}', "gives no credentials: .*nobody"),
     ],

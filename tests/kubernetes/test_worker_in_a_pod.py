@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.spec.exit_codes import ExitCode
 from tests.kubernetes.cluster import Cluster, terminated
 from tests.kubernetes.host_python import HostPython
+from tests.kubernetes.jobs_on_s3 import JobOnS3
 from tests.kubernetes.worker_pods import WorkerPods, processes_of
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tests.waiting import wait_until
@@ -152,33 +154,54 @@ def test_s3_with_credentials_that_are_in_a_secret_only(
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_the_real_model_in_hardened_pods_one_of_them_deleted_while_it_loads(
-    cluster: Cluster, namespace: str, shared_folder: Path, quickstart_model: Path
+def test_the_real_model_from_s3_in_hardened_pods_one_of_them_deleted_while_it_loads(
+    cluster: Cluster, namespace: str, shared_folder: Path, s3_for_pods: S3Server, quickstart_model: Path
 ) -> None:
-    """It needs no more than a home in ``/tmp`` and shared memory."""
+    """Weights, input and output are on S3. It needs no more than a home in ``/tmp``, shared memory and a cache."""
     prompts = ["The capital of France is", "Bread is made of"] * 8
-    model_config = {
-        "model": "SmolLM2",
-        "checkpoint_path": str(quickstart_model),
-        "max_model_len": 256,
-        "max_num_seqs": 16,
-        "dtype": "float32",
-        "enforce_eager": True,
+    job = JobOnS3(s3_for_pods, prompts, shared_folder / "generated.log")
+    for file in quickstart_model.iterdir():
+        s3_for_pods.client.put_object(Bucket=job.bucket, Key=f"models/small/{file.name}", Body=file.read_bytes())
+    request = {
+        **job.request,
+        "model_config": {
+            "model": "SmolLM2",
+            "checkpoint_path": f"s3://{job.bucket}/models/small",
+            "max_model_len": 256,
+            "max_num_seqs": 16,
+            "dtype": "float32",
+            "enforce_eager": True,
+        },
     }
-    job = Job(shared_folder, prompts, model_config=model_config)
-    host_python = HostPython(shared=(shared_folder,), read=(quickstart_model,))
-    pods = WorkerPods(cluster, namespace, host_python, job.request, engine="vllm")
+    cache = shared_folder / "cache"
+    cache.mkdir()
+    settings = ClusterSettings.model_validate(
+        {"accelerator": "none", "cache_volume": {"hostPath": {"path": str(cache)}}}
+    )
+    options = {"s3": s3_for_pods.options}
+    host_python = HostPython(shared=(shared_folder,))
+    pods = WorkerPods(cluster, namespace, host_python, request, engine="vllm", options=options)
 
-    uid = pods.start("first", environment={"VLLM_CPU_KVCACHE_SPACE": "1"}).metadata.uid
+    def start(name: str) -> str:
+        environment = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        uid: str = pods.start(name, environment=environment, secret_options=options, settings=settings).metadata.uid
+        return uid
+
+    uid = start("first")
     # The worker, and a process that vLLM has started to load the model.
-    wait_until(lambda: len(processes_of(uid)) > 1, seconds=200)
+    wait_until(lambda: len(processes_of(uid)) > 1, seconds=300)
     cluster.delete_pod(namespace, "first")
     end = pods.wait_for_container_end("first")
     assert end.exit_code == ExitCode.PARTIAL
     assert json.loads(end.message.splitlines()[-1])["message"] == "got SIGTERM; what is finished is kept"
     assert not processes_of(uid)
+    fetched = s3_for_pods.count("GET", "/model.safetensors")
+    assert fetched
 
-    pods.start("second", environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    start("second")
     pods.wait_for_success("second", seconds=500)
-    assert len(job.results()) == len(prompts)
-    assert "Paris" in text_of(job.results()[0])
+    results = json.loads(job.output() or b"[]")
+    assert len(results) == len(prompts)
+    assert "Paris" in text_of(results[0])
+    # The weights were fetched once, for both.
+    assert s3_for_pods.count("GET", "/model.safetensors") == fetched
