@@ -215,6 +215,25 @@ def test_a_checkpoint_that_is_changed_while_it_is_fetched(shelf: Shelf) -> None:
     assert found["model-1.safetensors"] == changed["model-1.safetensors"]
 
 
+def test_a_store_that_reads_on_in_an_object_that_was_replaced(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stores do whose reads know no condition: the change is found at the file's end."""
+    intact = s3_store.S3Backend.read_part
+    monkeypatch.setattr(
+        s3_store.S3Backend,
+        "read_part",
+        lambda backend, path, start, end, _tag: intact(backend, path, start, end, None),
+    )
+    url = shelf.put(model(1))
+    changed = model(2)["model-1.safetensors"]
+
+    def change() -> None:
+        shelf.put({"model-1.safetensors": changed})
+
+    shelf.server.faults.append(Fault("GET", path="model-1", wait=3, delay=0, met=change))
+    with pytest.raises(StorageChangedError, match="the checkpoint was changed while it was fetched"):
+        shelf.find(url)
+
+
 def test_an_object_that_is_deleted_while_it_is_fetched(shelf: Shelf) -> None:
     url = shelf.put(model())
 
