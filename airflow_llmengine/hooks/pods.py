@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from airflow_llmengine.exceptions import LLMEngineError
 from airflow_llmengine.hooks.local_worker import parse_log_line
 from airflow_llmengine.hooks.pod_failure import rejected
 
@@ -161,7 +162,8 @@ def events_of(client: CoreV1Api, pod: V1Pod) -> list[Any]:
         selector += f",involvedObject.uid={pod.metadata.uid}"
     try:
         found = patiently(client.list_namespaced_event)(pod.metadata.namespace, field_selector=selector).items
-    except (ApiException, HTTPError):
+    except (ApiException, HTTPError, LLMEngineError):
+        # The last: there is no token for the cluster.
         return []
     return sorted(found, key=_moment)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_llmengine.exceptions import LLMEngineError
 from airflow_llmengine.hooks.pods import delete_pod, events_of, patiently
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def with_nodes(client: CoreV1Api, leader: V1Pod | None, diagnosis: Diagnosis, *,
         return diagnosis
     try:
         found = find_followers(client, leader)
-    except (ApiException, HTTPError):
+    except (ApiException, HTTPError, LLMEngineError):
+        # The last: there is no token for the cluster.
         return diagnosis
     ends = {}
     for node in range(1, nodes_of_pod(leader)):

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from airflow_llmengine.exceptions import PodUnschedulableError
+from airflow_llmengine.hooks.cluster_errors import only_warned_of
 from airflow_llmengine.operators.task_pods import TaskPodsMixin, name_of
 
 if TYPE_CHECKING:
@@ -53,19 +54,11 @@ class FollowerPodsMixin(TaskPodsMixin):
 
     def _end_followers(self, leader: V1Pod) -> None:
         """Delete what is left of the followers of a leader that has ended, and is kept. Never fails the task."""
-        from kubernetes.client.exceptions import ApiException
-        from urllib3.exceptions import HTTPError
-
         from airflow_llmengine.hooks.replica_nodes import end_followers
 
-        try:
+        warning = "The followers of the pod %s could not be ended (%s): delete them by hand."
+        with only_warned_of(self.log, warning, name_of(leader)):
             end_followers(self.client, leader)
-        except (ApiException, HTTPError) as error:
-            self.log.warning(
-                "The followers of the pod %s could not be ended (%s): delete them by hand.",
-                name_of(leader),
-                type(error).__name__,
-            )
 
     def _diagnose(self, found: V1Pod | None, known: V1Pod | None) -> Diagnosis:
         from airflow_llmengine.hooks.replica_nodes import with_nodes

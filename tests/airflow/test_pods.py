@@ -184,7 +184,8 @@ def test_events_come_in_order_and_are_no_reason_to_fail() -> None:
     api.events = [event("b", event_time=moment(2)), event("none"), event("a", last_timestamp=moment(1))]
     assert [each.reason for each in events_of(api, a_pod())] == ["none", "a", "b"]
     assert api.calls[0][1]["field_selector"] == "involvedObject.name=worker,involvedObject.uid=uid-of-worker"
-    for trouble in (refusal(403), MaxRetryError(None, "/")):  # type: ignore[arg-type]
+    troubles = (refusal(403), MaxRetryError(None, "/"), ClusterUnavailableError("no token"))  # type: ignore[arg-type]
+    for trouble in troubles:
         api.troubles["events"].clear()
         api.troubles["events"].extend([trouble] * 5)
         assert events_of(api, a_pod()) == []
