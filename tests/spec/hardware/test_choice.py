@@ -197,6 +197,14 @@ def test_where_a_batch_has_room_nowhere_the_most_room_is_taken_on_which_it_start
     assert taken(facts, single, max_model_len=-1) == (1, "nvidia-ampere-a10")
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_of_several_on_which_it_merely_starts_the_one_with_most_room_is_taken(backwards: bool) -> None:
+    single = [replace(gpu, per_node=1) for gpu in (A10, A100)]
+    offers = single[::-1] if backwards else single
+    found = taken(facts_of("Llama-3.1-8B-Instruct"), *offers, max_model_len=8192, max_num_seqs=300)
+    assert found == (1, "nvidia-ampere-a100")
+
+
 def test_more_sequences_that_are_asked_for_get_their_room() -> None:
     facts = facts_of("Llama-3.1-8B-Instruct")
     assert taken(facts, A10, max_model_len=8192, max_num_seqs=8) == (1, "nvidia-ampere-a10")

@@ -281,6 +281,7 @@ def test_an_engine_on_the_cpu_has_weights_and_cache_in_memory() -> None:
 def test_the_arithmetic_is_told() -> None:
     hardware = infer(LLAMA, T4, A10, max_model_len=8192, gpu_type="nvidia-ampere-a10")
     assert hardware.summary == "2 x nvidia-ampere-a10 (tensor parallel 2), 4 cores, 27.0 GiB of memory"
+    assert "passed over" not in " ".join(infer(LLAMA, H100, A100, max_model_len=8192).explanation)
     assert " | ".join(hardware.explanation) == (
         "weights of 15.0 GiB (16 bit) and max_model_len 8,192, by its config | "
         "passed over: 1 x nvidia-ampere-a10: 2.5 GiB for the KV cache, 4.1 GiB are wanted | "

@@ -51,6 +51,12 @@ def test_the_fault_names_the_number(name: str, size: int, fault: str) -> None:
     assert fault in (tensor_parallel_fault(facts, facts.quantization, size) or "")
 
 
+def test_the_inner_size_is_shared_evenly_too() -> None:
+    odd = facts_of("Llama-3.1-8B-Instruct").model_copy(update={"intermediate_size": 100})
+    assert tensor_parallel_fault(odd, None, 4) is None
+    assert tensor_parallel_fault(odd, None, 8) == "an intermediate_size of 100 can't be shared by 8 GPUs"
+
+
 def test_experts_are_shared_in_whole_blocks_too() -> None:
     facts = facts_of("Qwen3-30B-A3B")
     blocks = facts_of("DeepSeek-R1").quantization
