@@ -32,8 +32,10 @@ from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.processes import available_memory, end_processes, hurrying
-from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
+from airflow_llmengine.worker.engines.spanning import NodePlace
+from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, node_arguments, served_name
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
+from airflow_llmengine.worker.engines.vllm_follower import Following
 from airflow_llmengine.worker.engines.vllm_plugin import END_WITH_PARENT_VARIABLE, PLUGIN_NAME
 from airflow_llmengine.worker.engines.vllm_records import (
     chat_request,
@@ -80,13 +82,19 @@ class VLLMEngine:
         self._request = request
         self._model = served_name(request.model_cfg)
         self._find: ModelFinder = ModelFiles(Storage(), request).find
+        self._place: NodePlace | None = None
         self._loading: _Loading | None = None
+        self._following: Following | None = None
         self._identity: str | None = None
         self._serving: _Serving | None = None
 
     def load_from(self, find: ModelFinder) -> None:
         """Load what ``find`` gives; by default a model that needs no options of storage."""
         self._find = find
+
+    def place(self, place: NodePlace) -> None:
+        """Span several nodes."""
+        self._place = place
 
     async def start(self) -> None:
         """Load the model; the loop stays free meanwhile.
@@ -98,10 +106,7 @@ class VLLMEngine:
             EngineUnavailableError: vLLM refuses the settings; the same settings will be refused again.
             EngineDiedError: It failed otherwise.
         """
-        source = await asyncio.to_thread(self._find)
-        arguments = _arguments(self._request, source)
-        self._identity = source.identity
-        _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
+        arguments = await self._prepared()
         logger.info("loading %s with vLLM %s", self._model, self.version)
         with tempfile.TemporaryDirectory(prefix="llmengine-") as folder:
             if not _TEMPLATE_CHARACTERS & set(arguments.get("chat_template", "{")):
@@ -119,6 +124,25 @@ class VLLMEngine:
             config.model_config.max_model_len,
             (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size,
         )
+
+    async def follow(self) -> None:
+        """Compute for the engine of the first node; returns when that can't go on."""
+        arguments = await self._prepared()
+        # Records are rendered where they are read.
+        arguments.pop("chat_template", None)
+        self._following = Following(lambda: _configured(arguments, headless=True)[1])
+        await self._following.result()
+
+    async def _prepared(self) -> dict[str, Any]:
+        """The arguments for this node, with the model's files here, and what vLLM reads from the environment set."""
+        source = await asyncio.to_thread(self._find)
+        arguments = _arguments(self._request, source, self._place)
+        self._identity = source.identity
+        _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
+        if self._place is not None:
+            # It would ask its routes, and there may be none that leads out.
+            os.environ.setdefault("VLLM_HOST_IP", self._place.address)
+        return arguments
 
     @property
     def model_identity(self) -> str | None:
@@ -164,13 +188,15 @@ class VLLMEngine:
 
     async def stop(self) -> None:
         """End vLLM and its processes, also while it still loads."""
-        loading, serving = self._loading, self._serving
-        self._loading = self._serving = None
+        loading, serving, following = self._loading, self._serving, self._following
+        self._loading = self._serving = self._following = None
         if serving is not None and serving.client.output_handler is not None:
             # It would take the end of the engine for an accident.
             serving.client.output_handler.cancel()
         if loading is not None:
             await asyncio.to_thread(loading.end)
+        if following is not None:
+            await asyncio.to_thread(following.end)
 
     def _started(self) -> _Serving:
         if self._serving is None:
@@ -192,9 +218,13 @@ def _installed() -> tuple[str, str]:
     )
 
 
-def _arguments(request: CreateBatchCompletionsV1Request, source: ModelSource) -> dict[str, Any]:
+def _arguments(
+    request: CreateBatchCompletionsV1Request, source: ModelSource, place: NodePlace | None = None
+) -> dict[str, Any]:
     try:
         arguments = engine_arguments(request.model_cfg, source)
+        if place is not None:
+            arguments |= node_arguments(request, place)
     except ValueError as error:
         raise EngineUnavailableError(str(error)) from error
     # The worker reports progress itself; vLLM's statistics and progress bars would only cost time and lines.
@@ -295,9 +325,10 @@ class _Loading:
             loaded.client.shutdown(timeout=0)
 
 
-def _load(arguments: Mapping[str, Any]) -> _Loaded:
+def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple[Any, Any]:
+    """``_configure``, with its failures as what they mean."""
     try:
-        parsed, config = _configure(arguments)
+        return _configure(arguments, headless=headless)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise EngineUnavailableError(f"vLLM refuses the settings of the engine: {_first_line(error)}") from error
     except ImportError as error:
@@ -307,6 +338,10 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
         ) from error
     except Exception as error:
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _load(arguments: Mapping[str, Any]) -> _Loaded:
+    parsed, config = _configured(arguments)
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
         # What it has to say about a single record, it says with the record's words; the record's error tells it.
         logging.getLogger("vllm.renderers").setLevel(logging.CRITICAL)
@@ -330,7 +365,7 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
     return _Loaded(client, parsed)
 
 
-def _configure(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+def _configure(arguments: Mapping[str, Any], *, headless: bool) -> tuple[Any, Any]:
     """Parse the arguments as ``vllm serve`` does, and resolve them with the model's config; quick, no weights."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -348,7 +383,9 @@ def _configure(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
     validate_parsed_serve_args(parsed)
     # As what vLLM is used decides how large its batches are by default. Those of its offline class are made for
     # throughput; its batch runner has none of its own, and gets very small ones.
-    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(usage_context=UsageContext.LLM_CLASS)
+    config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
+        usage_context=UsageContext.LLM_CLASS, headless=headless
+    )
     return parsed, config
 
 

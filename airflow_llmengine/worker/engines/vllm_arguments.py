@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
+from airflow_llmengine.spec.replica_nodes import node_layout
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig, CreateBatchCompletionsV1Request
+from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.weights.model_source import ModelSource
 
 _NOT_FOR_THE_ENGINE = frozenset({"model", "checkpoint_path", "served_model_name", "labels"})
@@ -58,6 +60,25 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
     if "disable_log_requests" in arguments:
         arguments["enable_log_requests"] = not arguments.pop("disable_log_requests")
     return arguments
+
+
+def node_arguments(request: CreateBatchCompletionsV1Request, place: NodePlace) -> dict[str, Any]:
+    """The arguments by which an engine spans several nodes; they stand above those of ``engine_arguments``.
+
+    Raises:
+        ValueError: The nodes can't share the engine's ranks as the request says.
+    """
+    layout = node_layout(request)
+    return {
+        # What vLLM takes by default depends on the platform, and on whether Ray is installed.
+        "distributed_executor_backend": "mp",
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+        "nnodes": place.nodes,
+        "node_rank": place.rank,
+        "master_addr": place.leader,
+        "master_port": place.port,
+    }
 
 
 def _rename(arguments: dict[str, Any], older: str, newer: str) -> None:

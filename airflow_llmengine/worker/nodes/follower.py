@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +102,7 @@ class Follower:
         reader, writer = await self._connected()
         signalled = asyncio.create_task(self._tell_of_signals(writer))
         try:
-            await self._obey(reader, _addresses(writer))
+            await self._obey(reader, writer)
         except FAILURES as error:
             await _say(writer, {"failed": str(error)})
             raise
@@ -160,12 +159,11 @@ class Follower:
             await writer.wait_closed()
         return False
 
-    async def _obey(self, reader: asyncio.StreamReader, addresses: tuple[str, str]) -> None:
+    async def _obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Start and end this node's part of the engine as the leader says, until the leader ends."""
         following: asyncio.Task[None] | None = None
         hearing = asyncio.create_task(_read(reader))
-        # Each node has weights of its own to fetch: not only when the leader has fetched its.
-        threading.Thread(target=self._fetch, name="fetch-ahead", daemon=True).start()
+        fetching = asyncio.create_task(self._make_ready(writer))
         try:
             while True:
                 waited: list[asyncio.Task[Any]] = [hearing, *([] if following is None else [following])]
@@ -181,10 +179,11 @@ class Follower:
                 await _end(following)
                 following = None
                 if "start" in message:
-                    following = asyncio.create_task(self._follow(message["start"], addresses))
+                    following = asyncio.create_task(self._follow(message["start"], _addresses(writer)))
                 hearing = asyncio.create_task(_read(reader))
         finally:
             hearing.cancel()
+            fetching.cancel()
             await _end(following)
 
     async def _follow(self, start: dict[str, Any], addresses: tuple[str, str]) -> None:
@@ -210,8 +209,13 @@ class Follower:
         finally:
             await engine.stop()
 
+    async def _make_ready(self, writer: asyncio.StreamWriter) -> None:
+        """Fetch the weights while the leader does; then say so."""
+        await asyncio.to_thread(self._fetch)
+        await _say(writer, {"ready": True})
+
     def _fetch(self) -> None:
-        """Fetch the weights ahead of time. Who needs them waits for it, and is told what goes wrong."""
+        """Fetch the weights. What goes wrong is told when they are needed."""
         with contextlib.suppress(*FAILURES):
             if isinstance(self._make_engine(self._request), LoadsModel):
                 ModelFiles(self._storage, self._request).find()

@@ -47,6 +47,7 @@ class Followers:
         self._token = token
         self._news = news
         self._connections: dict[int, socket.socket] = {}
+        self._ready: set[int] = set()
         self._lost: set[int] = set()
         self._changed = threading.Condition()
         self._closed = False
@@ -72,6 +73,11 @@ class Followers:
         """Nodes that have not connected yet, or are gone."""
         with self._changed:
             return [node for node in range(1, self.nodes) if node not in self._connections]
+
+    def busy(self) -> list[int]:
+        """Nodes that are not ready to start their part of the engine: they fetch the weights, for example."""
+        with self._changed:
+            return [node for node in range(1, self.nodes) if node not in self._ready]
 
     def lost(self) -> list[int]:
         """Nodes that were there, and are gone."""
@@ -170,6 +176,9 @@ class Followers:
             while line := _read_line(connection):
                 message = decode(line)
                 said = str(message.get("failed", said))
+                if message.get("ready"):
+                    with self._changed:
+                        self._ready.add(node)
                 if "leaving" in message:
                     self._news.leaving(node, str(message["leaving"]), float(message.get("seconds", 0.0)))
         except (OSError, ValueError):

@@ -95,6 +95,7 @@ class LeadingEngine:
         if self._find is not None:
             source = await asyncio.to_thread(self._find)
         await self._wait_for_followers()
+        await self._wait_until_ready()
         port = self._followers.start_engines(None if source is None else source.identity)
         address = self._followers.address
         self._place(NodePlace(rank=0, nodes=self._followers.nodes, leader=address, port=port, address=address))
@@ -134,6 +135,17 @@ class LeadingEngine:
             if told == 0.0 or waited >= told + REMINDER_SECONDS:
                 told = max(waited, LOOK_SECONDS)
                 logger.info("waiting for %s of %d", _named(missing), self._followers.nodes)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _wait_until_ready(self) -> None:
+        """Wait until all have the weights: the engine's parts wait for each other, and not for hours."""
+        told = False
+        while busy := self._followers.busy():
+            if lost := self._followers.lost():
+                raise EngineDiedError(_gone(lost[0], ""))
+            if not told:
+                told = True
+                logger.info("%s of %d make ready", _named(busy), self._followers.nodes)
             await asyncio.sleep(LOOK_SECONDS)
 
 

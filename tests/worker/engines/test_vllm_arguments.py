@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig, CreateBatchCompletionsV1Request
 from airflow_llmengine.worker.engines import vllm_arguments
-from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, served_name
+from airflow_llmengine.worker.engines.spanning import NodePlace
+from airflow_llmengine.worker.engines.vllm_arguments import (
+    command_line,
+    engine_arguments,
+    node_arguments,
+    served_name,
+)
 from airflow_llmengine.worker.weights.model_source import ModelSource
 
 SOURCE = ModelSource(Path("/models/small"), None)
@@ -94,3 +100,28 @@ def test_the_tokenizer_is_the_one_that_was_fetched() -> None:
     model = CreateBatchCompletionsV1ModelConfig.model_validate({"model": "org/name", "tokenizer": "org/tokenizer"})
     source = ModelSource(Path("/models/small"), None, Path("/cache/tokenizer"))
     assert engine_arguments(model, source)["tokenizer"] == "/cache/tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("fields", "model", "ranks"),
+    [
+        ({"gpus": 8}, {}, (8, 2)),
+        ({}, {}, (1, 2)),
+        ({"gpus": 4}, {"num_shards": 8, "pipeline_parallel_size": 1}, (8, 1)),
+        ({}, {"tensor_parallel_size": 2}, (2, 2)),
+    ],
+)
+def test_an_engine_that_spans_nodes(fields: dict[str, Any], model: dict[str, Any], ranks: tuple[int, int]) -> None:
+    request = CreateBatchCompletionsV1Request.model_validate(
+        {"output_data_path": "out", "nodes_per_worker": 2, "model_config": {"model": "m", **model}, **fields}
+    )
+    place = NodePlace(rank=1, nodes=2, leader="10.0.0.7", port=29491, address="10.0.0.8")
+    assert node_arguments(request, place) == {
+        "distributed_executor_backend": "mp",
+        "tensor_parallel_size": ranks[0],
+        "pipeline_parallel_size": ranks[1],
+        "nnodes": 2,
+        "node_rank": 1,
+        "master_addr": "10.0.0.7",
+        "master_port": 29491,
+    }
