@@ -151,9 +151,13 @@ class TaskPodsMixin(_Base):
         from airflow_llmengine.hooks.pods import patiently
 
         selector = self._build_find_pod_label_selector(context, exclude_checked=False)
-        namespace = namespace or self.namespace or self.hook.get_namespace() or self._incluster_namespace or "default"
+        namespace = namespace or self._pods_namespace()
         found = patiently(self.client.list_namespaced_pod)(namespace, label_selector=selector).items
         return sorted(found, key=lambda pod: pod.metadata.creation_timestamp, reverse=True)
+
+    def _pods_namespace(self) -> str:
+        """Where pods are made, by the pod operator's own rule, unless a template or a policy says otherwise."""
+        return str(self.namespace or self.hook.get_namespace() or self._incluster_namespace or "default")
 
     def _create(self, pod: V1Pod) -> V1Pod:
         """Make the pod; where a quota is used up, wait for it as for a node."""

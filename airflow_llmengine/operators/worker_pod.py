@@ -88,6 +88,7 @@ class WorkerPodMixin(FollowerPodsMixin):
         self._diagnosis: Diagnosis | None = None
         self._resumed: tuple[str, str] | None = None
         self._was_finished = False
+        self._listed: tuple[str, list[V1Pod]] | None = None
 
     @classmethod
     def _pod_defaults(cls) -> dict[str, Any]:
@@ -194,7 +195,7 @@ class WorkerPodMixin(FollowerPodsMixin):
         launch = self._pod_launch
         if launch is None:
             raise RequestRefusedError("The pod operator was asked for a pod before the job was launched.")
-        pods = self._own_pods(context, pod_request_obj.metadata.namespace)
+        pods = self._listed_pods(context, pod_request_obj.metadata.namespace)
         fates = [(fate_of(pod, launch.identity, durable=self.reattach_on_restart), pod) for pod in pods]
         fates = [("replace" if fate == "adopt" and self._lacks_followers(pod) else fate, pod) for fate, pod in fates]
         # Set at once, here and below: on_kill may come at any time.
@@ -438,8 +439,10 @@ class WorkerPodMixin(FollowerPodsMixin):
         launch, attempt = self._pod_launch, self._attempt
         if launch is None or attempt is None or attempt.replicas == 1 or attempt.replica is None:
             return False
+        namespace = self._pods_namespace()
         with cluster_errors():
-            pods = self._own_pods(context)
+            pods = self._own_pods(context, namespace)
+        self._listed = namespace, pods
         finished = [pod for pod in pods if fate_of(pod, launch.identity) == "finished"]
         for pod in finished:
             self.process_pod_deletion(pod, reraise=False)
@@ -447,6 +450,11 @@ class WorkerPodMixin(FollowerPodsMixin):
         if self._was_finished:
             self.log.info("A pod of an earlier attempt has done this already, while nobody watched it.")
         return self._was_finished
+
+    def _listed_pods(self, context: Context, namespace: str) -> list[V1Pod]:
+        """All pods of this task instance; those that were looked at a moment ago, if they were."""
+        listed, self._listed = self._listed, None
+        return listed[1] if listed is not None and listed[0] == namespace else self._own_pods(context, namespace)
 
     def _wait(self, wait: Callable[[], Any]) -> None:
         from airflow.sdk.exceptions import TaskDeferred

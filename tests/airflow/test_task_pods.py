@@ -21,13 +21,16 @@ from tests.airflow.operators_in_tests import task_context
 IDENTITY = {"airflow-llmengine/job": "abc-1"}
 
 
-def make_pod(api: ScriptedApi, name: str, *, meanwhile: Callable[[], None] = lambda: None) -> V1Pod:
+def make_pod(
+    api: ScriptedApi, name: str, *, meanwhile: Callable[[], None] = lambda: None, of_a_replica: bool = False
+) -> V1Pod:
     """Have a task make its pod.
 
     Args:
         api: The cluster, whose pods are all of this task.
         name: Of the new pod.
         meanwhile: What happens while the task waits.
+        of_a_replica: Whether it is looked first whether a pod of this replica has finished.
     """
     operator = LLMEngineBatchCompletionsOperator(
         task_id="job", input_data_path="in.json", output_data_path="out.json", model_config={"model": "stand-in"}
@@ -42,6 +45,10 @@ def make_pod(api: ScriptedApi, name: str, *, meanwhile: Callable[[], None] = lam
         setattr(operator, attribute, double)
     new = a_pod(name, None, annotations={**IDENTITY, "try": "2"})
     new.metadata.uid = None
+    if of_a_replica:
+        operator.namespace = NAMESPACE
+        operator._attempt = SimpleNamespace(replicas=2, replica=0)  # type: ignore[assignment]
+        assert not operator._has_finished(task_context())
     return operator.get_or_create_pod(new, task_context())
 
 
@@ -93,3 +100,11 @@ def test_what_fails_while_a_task_clears_up_is_a_warning_without_its_text(error: 
 def test_a_task_that_is_ended_while_it_clears_up_is_ended() -> None:
     with pytest.raises(KeyboardInterrupt), only_warned_of(SimpleNamespace(), "(%s)"):
         raise KeyboardInterrupt
+
+
+def test_a_replicas_start_lists_the_pods_of_its_task_once() -> None:
+    api = ScriptedApi()
+    made = make_pod(api, "job", of_a_replica=True)
+    assert made.metadata.name == "job"
+    # The second looks for pods of any task that have had their day.
+    assert api.verbs().count("list") == 2
