@@ -6,6 +6,7 @@ that it can create-if-absent. A file system behind a network protocol (``sftp://
 
 from __future__ import annotations
 
+import base64
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -139,6 +140,7 @@ class FsspecBackend(Backend):
         prove_commits(self, path)
         self._proven = True
 
+    @override
     def read_part(self, path: str, start: int, end: int, tag: str | None) -> bytes:
         """The bytes from ``start`` up to, and without, ``end``; see the base class."""
         content: bytes = self._filesystem.cat_file(self._address(path), start=start, end=end)
@@ -262,5 +264,11 @@ class _FsspecWrite(PendingWrite):
 
 def _stored(path: str, details: Mapping[str, Any]) -> StoredFile:
     # Google's etag is another one each time that the same content is put there. What is composed has no MD5.
-    tag = details.get("md5Hash") or details.get("ETag") or details.get("etag")
-    return StoredFile(path, details.get("size") or 0, str(tag).strip('"') if tag else None)
+    md5 = details.get("md5Hash")
+    tag = md5 or details.get("ETag") or details.get("etag")
+    return StoredFile(
+        path,
+        details.get("size") or 0,
+        str(tag).strip('"') if tag else None,
+        md5=base64.b64decode(md5).hex() if md5 else None,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.server
 import logging
 import sys
@@ -222,6 +223,8 @@ def test_the_same_content_put_again_is_the_same_file_on_googles_store(gcs: Place
     gcs.put("file")
 
     assert gcs.at("file").info() == first
+    assert first is not None
+    assert first.md5 == hashlib.md5(b"file", usedforsecurity=False).hexdigest()
 
 
 # Failures
