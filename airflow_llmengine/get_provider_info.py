@@ -162,7 +162,7 @@ def _connection_type() -> dict[str, Any]:
             "cluster": {
                 "label": "Cluster (JSON)",
                 "description": (
-                    "How pods are made: accelerator, gpu_platform, gpu_nodes, service_account_name, "
+                    "How pods are made: accelerator, gpu_platform, gpu_types, gpu_nodes, service_account_name, "
                     "credentials_secret, hugging_face_secret, image_pull_secrets, queue, cache_volume, cache_path, "
                     "node_selector, tolerations."
                 ),
