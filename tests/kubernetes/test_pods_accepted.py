@@ -13,7 +13,7 @@ from airflow_llmengine.kube.worker_pod import WorkerStart
 from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from tests.kube.pods import CONTAINER, build, lost, operators_pod, to_manifest, worker_of
 from tests.kube.test_gpu_placement import EXPECTED
-from tests.kube.test_worker_pod import EVERYTHING, USERS_POD
+from tests.kube.test_worker_pod import EVERYTHING, L40S, USERS_POD, worked_out
 from tests.kubernetes.cluster import Cluster
 from tests.waiting import wait_until
 
@@ -64,6 +64,14 @@ def test_everything_that_a_connection_and_a_user_can_say_is_accepted(cluster: Cl
     accept(cluster, namespace, build(cluster=EVERYTHING, role="collect"))
     users = {**USERS_POD, "spec": {**USERS_POD["spec"], "priorityClassName": "system-node-critical"}}
     accept(cluster, namespace, build(users, cluster=EVERYTHING))
+
+
+def test_a_pod_with_what_was_worked_out_for_its_model_is_accepted(cluster: Cluster, shared_namespace: str) -> None:
+    pod = build(cluster=L40S, gpus=2, hardware=worked_out(storage=20 * 2**30))
+    stored = to_manifest(accept(cluster, shared_namespace, pod))
+    requests = worker_of(stored)["resources"]["requests"]
+    assert requests == {"cpu": "4", "memory": "28Gi", "ephemeral-storage": "20Gi", "nvidia.com/gpu": "2"}
+    assert stored["spec"]["nodeSelector"] == {"pool": "l40s"}
 
 
 LOOK = """
