@@ -41,7 +41,9 @@ class FollowerPodsMixin(TaskPodsMixin):
             return
         for pod in launch.followers(asked, leader, address=address, container=self.base_container_name):
             self._create(pod)
-        self.log.info("The pod %s has %d more for the other nodes of its replica.", name_of(leader), launch.nodes - 1)
+        self.log.info(
+            "The pod %s has %d more for the other nodes of its replica.", name_of(leader), nodes_of_pod(asked) - 1
+        )
 
     def _lacks_followers(self, leader: V1Pod) -> bool:
         """Whether a pod of an earlier attempt is of no use any more: some of its followers are not there."""

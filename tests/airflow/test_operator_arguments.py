@@ -473,6 +473,9 @@ def test_the_group_says_in_words_what_it_does_not_take() -> None:
         ({"gpus": 4, "default_args": {"pool": "gpus", "pool_slots": 2}}, 2),
         ({"pool": "gpus"}, 1),
         ({"gpus": "{{ params.gpus }}", "pool": "gpus"}, 1),
+        ({"gpus": 4, "nodes_per_worker": 2, "pool": "gpus"}, 8),
+        ({"gpus": 4, "nodes_per_worker": "2", "pool": "gpus"}, 8),
+        ({"gpus": 4, "nodes_per_worker": "{{ params.nodes }}", "pool": "gpus"}, 4),
         # Slots of no pool of GPUs.
         ({"gpus": 4}, 1),
     ],
