@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from airflow_llmengine.hooks.cluster_test import HELPFUL, NEEDED
 from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.kube.labels import WORKER_LABEL
 from tests.deploy.reference_setup import DEPLOY, NAMESPACE, manifest, manifests
@@ -49,6 +50,21 @@ def test_the_queue_leads_to_a_quota_for_all_that_a_worker_asks_for() -> None:
     pod = built(cluster=cluster, gpus=2, gpu_type="nvidia-ampere-a10", cpus=8, memory="64Gi", storage="100Gi")
     (worker,) = pod["spec"]["containers"]
     assert set(worker["resources"]["requests"]) <= set(group["coveredResources"])
+
+
+def test_the_rights_are_those_that_the_button_test_asks_for_and_what_some_jobs_need() -> None:
+    given = {
+        (verb, resource)
+        for rule in manifest("Role", "llmengine-launcher")["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    asked = {(verb, "/".join(part for part in parts if part)) for verb, *parts in (*NEEDED, HELPFUL)}
+    for_credentials, for_nodes = {("create", "secrets")}, {(verb, "services") for verb in ("create", "get", "delete")}
+    # A deferred task's trigger follows events, and reads them where it may not.
+    assert given == asked | {("watch", "events")} | for_credentials | for_nodes
+    (binding,) = [each for each in manifests() if each["kind"] == "RoleBinding"]
+    assert binding["roleRef"]["name"] == "llmengine-launcher"
 
 
 def test_the_network_policy_is_for_the_pods_that_are_made() -> None:

@@ -11,7 +11,7 @@ import pytest
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from tests.airflow.operators_in_tests import connection
 from tests.kubernetes.cluster import Cluster
-from tests.kubernetes.service_accounts import grant, kubernetes_connection
+from tests.kubernetes.service_accounts import ServiceAccount, grant, kubernetes_connection
 
 pytestmark = pytest.mark.kubernetes
 
@@ -20,8 +20,6 @@ ALL = [
     {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
 ]
 """What Airflow needs."""
-EVENTS = {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]}
-SECRETS = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["create"]}
 
 
 @pytest.fixture
@@ -78,17 +76,24 @@ def test_what_a_service_account_may_not_is_named(
     works, said = pressed(monkeypatch, **settings, pod_credentials="connection")
     assert not works
     assert "may not create secrets: grant it" in said
+    several_nodes = {**settings, "request_defaults": {"nodes_per_worker": 2}}
+    works, said = pressed(monkeypatch, **several_nodes)
+    assert not works
+    assert "may not create services: grant it" in said
+    by_address = {"accelerator": "none", "leader_address": "pod_ip"}
+    assert pressed(monkeypatch, **{**several_nodes, "cluster": by_address})[0]
     # Elsewhere it may nothing.
     works, said = pressed(monkeypatch, **{**settings, "namespace": "default"})
     assert not works
     assert "In the namespace default Airflow may not create pods" in said
 
 
-def test_with_what_is_needed_and_no_more_all_is_well(
+def test_with_the_rights_of_the_reference_set_up_all_is_well(
     cluster: Cluster, namespace: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_ENOUGH", kubernetes_connection(cluster, namespace, "enough"))
-    grant(cluster, namespace, "enough", [*ALL, EVENTS, SECRETS])
+    enough = ServiceAccount(cluster, namespace, "enough")
+    monkeypatch.setenv("AIRFLOW_CONN_ENOUGH", enough.connection)
+    enough.bind_reference_role(namespace)
     works, said = pressed(monkeypatch, **settings, kubernetes_conn_id="enough", pod_credentials="connection")
     assert works, said
     assert "but not" not in said
