@@ -95,7 +95,7 @@ def test_a_deferred_task_whose_token_has_expired_is_killed_and_waited_for_with_n
     finally:
         triggerer.stop()
     assert "invoking on_kill" in deferred.trigger_log()
-    assert f"Waiting for the pod {first} of an earlier attempt to end" in scheduler.log()
+    assert job.watch.last(first)["metadata"]["deletionTimestamp"]
     assert job.is_complete(RECORDS)
     assert len(job.watch.names) == 2
     assert job.watch.most_at_work == 1
