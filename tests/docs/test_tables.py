@@ -6,6 +6,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from airflow_llmengine.spec.request import (
 )
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.worker import cli
-from tests.docs.pages import DOCS, first_column
+from tests.docs.pages import DOCS, PAGES, first_column
 
 OTHERS = {"others"}
 
@@ -151,3 +152,10 @@ def test_airflows_own_limits_are_what_airflow_says() -> None:
     assert {name: rows.get(name) for name in names} == {
         name: conf.get_default_value(*option) for name, option in names.items()
     }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_row_of_a_table_has_as_many_cells(page: Path) -> None:
+    blocks = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
+    cells = [{len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()} for block in blocks]
+    assert [each for each in cells if len(each) != 1] == []
