@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from airflow_llmengine.exceptions import ConnectionUnusableError
+from airflow_llmengine.hooks import other_store_credentials
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.storage_credentials import public_options
 from airflow_llmengine.storage.filesystem import Storage
@@ -141,6 +142,23 @@ def test_an_azure_connection_that_is_of_no_use_is_told(
 ) -> None:
     with pytest.raises(ConnectionUnusableError, match=told):
         options(monkeypatch, conn_type="wasb", **fields)
+
+
+def test_what_is_secret_is_masked_in_logs(monkeypatch: pytest.MonkeyPatch, key: dict[str, str]) -> None:
+    masked: list[Any] = []
+    monkeypatch.setattr(other_store_credentials, "mask_secret", masked.append)
+
+    google(monkeypatch, keyfile_dict=json.dumps(key))
+    options(monkeypatch, conn_type="wasb", login="me", extra={"sas_token": SECRET})
+
+    assert {key["private_key"], SECRET} <= set(masked)
+
+
+def test_a_way_to_sign_in_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = {"gs": {"token": "google_default"}}
+    monkeypatch.setenv("AIRFLOW_CONN_LLMENGINE_DEFAULT", connection(storage_options=ways))
+
+    assert LLMEngineHook().storage_options == ways
 
 
 @pytest.mark.parametrize(("conn_type", "protocol"), [("google_cloud_platform", "gs"), ("wasb", "az")])

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from airflow_llmengine.storage.errors import (
     StorageChangedError,
     StorageDeniedError,
     StorageError,
+    StorageNoBucketError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
@@ -279,11 +281,18 @@ def test_what_holds_all_files_and_does_not_exist_is_told(request: pytest.Fixture
     assert file.list() == []
 
 
+def test_a_container_that_does_not_exist_is_told_to_who_reads(azure: Place) -> None:
+    with pytest.raises(StorageNoBucketError, match="the container does not exist; create it or correct its name"):
+        azure.storage.location("az://no-such-container/file").read_bytes()
+
+
 def test_a_key_that_azure_does_not_take_is_one_sentence(azurite: Azurite, azure: Place) -> None:
     wrong = azurite.connection_string.replace(KEY, "bm90IHRoZSBrZXk=")
     storage = Storage({"az": {"connection_string": wrong}}, retry=QUICK)
 
-    with pytest.raises(StorageDeniedError, match=rf"^Cannot read {azure.base}/file: the store answered 403") as caught:
+    with pytest.raises(
+        StorageDeniedError, match=rf"^Cannot read {azure.base}/file: the store answered 403 [A-Z]\w+;"
+    ) as caught:
         storage.location(f"{azure.base}/file").read_bytes()
 
     assert "check the credentials" in str(caught.value)
@@ -302,9 +311,11 @@ def test_azure_without_an_account_says_how_to_name_one(monkeypatch: pytest.Monke
 
 def test_azure_without_a_token_is_without_credentials() -> None:
     found = diagnose(ClientAuthenticationError("DefaultAzureCredential failed to retrieve a token"))
+    refused = diagnose(ClientAuthenticationError(response=SimpleNamespace(status_code=403, reason="Forbidden")))
 
     assert (found.error, found.transient) == (StorageDeniedError, False)
     assert found.reason.startswith("no valid credentials were found")
+    assert refused.reason.startswith("the store answered 403;")
 
 
 def test_azure_takes_its_account_from_the_url() -> None:
