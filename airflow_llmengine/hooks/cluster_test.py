@@ -53,7 +53,7 @@ def test_cluster(settings: ConnectionSettings) -> str:
     pod.metadata.namespace = namespace
     with _answers(client):
         api = AuthorizationV1Api(client)
-        needed = [*NEEDED, *([("create", "secrets", "")] if settings.pod_credentials == "connection" else [])]
+        needed = [*NEEDED, *_needed_beside_pods(settings)]
         denied = [_told(*right) for right in needed if not _is_allowed(api, namespace, *right)]
         blind = not _is_allowed(api, namespace, *HELPFUL)
     if denied:
@@ -64,6 +64,14 @@ def test_cluster(settings: ConnectionSettings) -> str:
     _try_pod(client, pod)
     found = f"In the namespace {namespace} Airflow may make pods, follow and delete them"
     return f"{found}, but not list events, which tell why a pod does not start" if blind else found
+
+
+def _needed_beside_pods(settings: ConnectionSettings) -> Iterator[tuple[str, str, str]]:
+    if settings.pod_credentials == "connection":
+        yield "create", "secrets", ""
+    several_nodes = str(settings.request_defaults.get("nodes_per_worker") or 1) != "1"
+    if several_nodes and settings.cluster.leader_address == "service":
+        yield "create", "services", ""
 
 
 def _smallest_pod(settings: ConnectionSettings) -> V1Pod:

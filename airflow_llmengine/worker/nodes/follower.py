@@ -51,7 +51,7 @@ class FollowerOptions:
 
 
 class ToldToEndError(Exception):
-    """This process was told to end while there was no leader."""
+    """This process was told to end, and so it did: before there was a leader, or with it."""
 
 
 class Follower:
@@ -77,6 +77,7 @@ class Follower:
         self._request = request
         self._make_engine = make_engine
         self._signals: asyncio.Queue[str] = asyncio.Queue()
+        self._told_to_end = ""
 
     async def run(self, signals: int | None = None) -> None:
         """Follow the leader to its end.
@@ -85,7 +86,7 @@ class Follower:
             signals: A descriptor from which the numbers of the signals that ask this process to stop are read.
 
         Raises:
-            ToldToEndError: A signal came before there was a leader.
+            ToldToEndError: A signal came: before there was a leader, or the leader has ended because of it.
             EngineDiedError: There is no leader, or this node's part of the engine ended by itself.
             EngineUnavailableError, ModelNotFoundError, ModelChangedError, StorageError: See ``Engine.start``.
         """
@@ -103,6 +104,8 @@ class Follower:
         signalled = asyncio.create_task(self._tell_of_signals(writer))
         try:
             await self._obey(reader, writer)
+            if self._told_to_end:
+                raise ToldToEndError(f"got {self._told_to_end}; the leader was told, and has ended")
         except FAILURES as error:
             await _say(writer, {"failed": str(error)})
             raise
@@ -118,7 +121,7 @@ class Follower:
 
     async def _tell_of_signals(self, writer: asyncio.StreamWriter) -> None:
         """Have the leader save its work; this node goes on until that is done, or it is killed."""
-        name = await self._signals.get()
+        self._told_to_end = name = await self._signals.get()
         logger.warning("got %s: telling the leader, and going on until it ends", name)
         await _say(writer, {"leaving": f"got {name}", "seconds": 0.8 * self._options.grace_seconds})
 

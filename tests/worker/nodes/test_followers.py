@@ -171,6 +171,25 @@ def test_a_leader_that_does_not_take_the_node_is_given_up(followers: Followers) 
         asyncio.run(follower_of(followers, 1, EchoEngine, token="another", patience=0.0).run())
 
 
+def test_nodes_that_do_not_come_in_time_are_named(followers: Followers) -> None:
+    engine = LeadingEngine(EchoEngine(REQUEST), followers, patience=0.0)
+    with pytest.raises(EngineDiedError, match="nodes 1, 2 of this replica did not connect within 0 s: their pods must"):
+        asyncio.run(engine.start())
+    with connect(followers, {"token": TOKEN, "node": 1}):
+        wait_until(lambda: followers.missing() == [2])
+        with pytest.raises(EngineDiedError, match="node 2 of this replica did not connect"):
+            asyncio.run(engine.start())
+
+
+def test_an_engine_is_not_started_again_without_a_node_that_is_gone(followers: Followers) -> None:
+    with connect(followers, {"token": TOKEN, "node": 1}):
+        wait_until(lambda: followers.missing() == [2])
+    wait_until(lambda: followers.lost() == [1])
+    engine = LeadingEngine(EchoEngine(REQUEST), followers, patience=60.0)
+    with pytest.raises(EngineDiedError, match="node 1 of this replica is gone"):
+        asyncio.run(engine.start())
+
+
 def test_an_engine_for_one_node_is_refused(followers: Followers) -> None:
     class OneNode:
         name = "one"

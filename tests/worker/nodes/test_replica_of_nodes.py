@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -98,7 +99,8 @@ def test_a_follower_that_is_told_to_end_has_the_work_saved(nodes: Nodes) -> None
     code, log = end_of(leader)
     assert code == ExitCode.PARTIAL, log
     assert "node 1 of this replica was told to end (got SIGTERM)" in log
-    assert [end_of(first)[0], end_of(second)[0]] == [ExitCode.DONE, ExitCode.DONE]
+    # What Kubernetes says of its pod is told then, and not that it is done.
+    assert [end_of(first)[0], end_of(second)[0]] == [ExitCode.PARTIAL, ExitCode.DONE]
     done = nodes.job.generations().total()
     leader, *_others = nodes.lead(LLMENGINE_ECHO_SECONDS_PER_RECORD="0"), nodes.follow(1), nodes.follow(2)
     assert end_of(leader)[0] == ExitCode.DONE
@@ -110,14 +112,6 @@ def test_followers_end_with_a_leader_that_is_killed(nodes: Nodes) -> None:
     nodes.wait_for_records(1)
     os.killpg(leader.pid, signal.SIGKILL)
     assert [end_of(first)[0], end_of(second)[0]] == [ExitCode.DONE, ExitCode.DONE]
-
-
-def test_a_node_that_is_missing_is_named(nodes: Nodes) -> None:
-    leader, first = nodes.lead("--nodes-within=4"), nodes.follow(1)
-    code, log = end_of(leader)
-    assert code == ExitCode.ENGINE_DIED, log
-    assert "node 2 of this replica did not connect within 4 s" in log.splitlines()[-1]
-    assert end_of(first)[0] == ExitCode.DONE
 
 
 def test_an_engine_that_dies_is_started_again_on_all_nodes(nodes: Nodes) -> None:
@@ -132,10 +126,7 @@ def test_an_engine_that_dies_is_started_again_on_all_nodes(nodes: Nodes) -> None
 
 
 def test_a_follower_that_is_told_to_end_before_there_is_a_leader(nodes: Nodes) -> None:
-    (nodes.job.folder / "request.json").write_text('{"output_data_path": "x", "model_config": {"model": "m"}}')
-    refused = nodes.follow(1)
-    assert end_of(refused)[0] == ExitCode.BAD_REQUEST
-    nodes.lead().kill()
+    (nodes.job.folder / "request.json").write_text(json.dumps(nodes.job.request))
     follower = nodes.follow(1)
     assert follower.stderr is not None
     lines = iter(follower.stderr.readline, b"")
