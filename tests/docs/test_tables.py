@@ -15,6 +15,7 @@ from airflow_llmengine.get_provider_info import get_provider_info
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.kube.cluster import ClusterSettings, GpuNodes
 from airflow_llmengine.kube.gpu_placement import gpu_placement
+from airflow_llmengine.operators import task_group
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsMixin
 from airflow_llmengine.operators.batch_task import BatchTaskMixin
 from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS
@@ -28,6 +29,7 @@ from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1RequestContent,
     GpuType,
 )
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.worker import cli
 from tests.docs.pages import DOCS, PAGES, first_column
@@ -67,6 +69,7 @@ def wire_names(model: Any) -> set[str]:
         ("gpu_platforms", "A cluster that differs", set(GpuNodes.model_fields)),
         ("gpu_platforms", "Where a type is found", {str(each) for each in GpuType}),
         ("command_line", "Exit codes", {str(int(each)) for each in ExitCode}),
+        ("request", "Errors of a record", {str(each) for each in RecordErrorType}),
     ],
 )
 def test_a_table_names_all_there_are(page: str, heading: str, names: set[str]) -> None:
@@ -159,3 +162,15 @@ def test_every_row_of_a_table_has_as_many_cells(page: Path) -> None:
     blocks = re.findall(r"(?:^\|.*\n)+", page.read_text(), re.MULTILINE)
     cells = [{len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()} for block in blocks]
     assert [each for each in cells if len(each) != 1] == []
+
+
+def test_errors_that_are_tried_again_are_marked() -> None:
+    said = DOCS.joinpath("request.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \| (yes|no) \|$", said, re.MULTILINE))
+    assert rows == {str(each): "yes" if each.transient else "no" for each in RecordErrorType}
+
+
+def test_the_groups_page_says_where_arguments_go() -> None:
+    said = DOCS.joinpath("task_group.md").read_text()
+    names = {*task_group._OF_ALL_TASKS, *task_group._OF_PLAN, *task_group._OF_COLLECT, *task_group._OF_GPU_PODS}
+    assert [name for name in sorted(names) if f"`{name}`" not in said] == []
