@@ -7,6 +7,7 @@ is left out: the double serves every file itself.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -34,7 +35,8 @@ class Repository:
 
     @property
     def commit(self) -> str:
-        return hashlib.sha1(repr(sorted(self.files.items())).encode(), usedforsecurity=False).hexdigest()
+        named = sorted((name, etag(content)) for name, content in self.files.items())
+        return hashlib.sha1(repr(named).encode(), usedforsecurity=False).hexdigest()
 
 
 @dataclass
@@ -146,5 +148,6 @@ class HubServer:
         return Handler
 
 
+@functools.lru_cache(1000)
 def etag(content: bytes) -> str:
     return hashlib.sha1(content, usedforsecurity=False).hexdigest()
