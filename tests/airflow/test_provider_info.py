@@ -114,6 +114,7 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
         "airflow_llmengine.operators.attempt_options",
         "airflow_llmengine.operators.batch_completions",
         "airflow_llmengine.operators.batch_task",
+        "airflow_llmengine.operators.follower_pods",
         "airflow_llmengine.operators.launching",
         "airflow_llmengine.operators.mapping",
         "airflow_llmengine.operators.request_arguments",
