@@ -1,4 +1,7 @@
-"""The example DAGs on a cluster, unchanged: only the connection is another one, and where their data is."""
+"""The example DAGs on a cluster, unchanged: only the connection is another one, and where their data is.
+
+The replicas are those of ``test_first_job_page``.
+"""
 
 from __future__ import annotations
 
@@ -96,19 +99,6 @@ class Bucket:
         (key,) = (each["Key"] for each in listed if each["Key"].endswith("/headlines.jsonl"))
         lines = self.s3.client.get_object(Bucket=self.name, Key=key)["Body"].read().splitlines()
         return [json.loads(line) for line in lines]
-
-
-@pytest.mark.timeout(600)
-def test_the_replicas_deferred(cluster: Cluster, namespace: str, lake: Bucket, home: Path) -> None:
-    printed = dags_test(
-        home,
-        "llmengine_replicas",
-        AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE="True",
-        **lake.environment(namespace, HostPython()),
-    )
-    assert len(lake.answers()) == 24
-    assert "of 24 records done" in printed, "progress is told while the task is deferred"
-    assert not cluster.pods(namespace)
 
 
 @pytest.mark.timeout(300)
