@@ -14,8 +14,9 @@ import psutil
 from tests.airflow.started_tasks import StartedTask, TaskServer
 from tests.kubernetes.cluster import Cluster
 from tests.kubernetes.host_python import HostPython
+from tests.kubernetes.jobs_on_s3 import aws_connection
 from tests.kubernetes.pod_watch import PodWatch
-from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
+from tests.storage.s3_server import S3Server
 from tests.waiting import wait_until
 
 RECORDS = 60
@@ -78,14 +79,7 @@ class PodJob:
         self.base_environment = {
             **server.environment,
             "KUBECONFIG": cluster.kubeconfig,
-            "AIRFLOW_CONN_STORE": json.dumps(
-                {
-                    "conn_type": "aws",
-                    "login": ACCESS_KEY,
-                    "password": SECRET_KEY,
-                    "extra": {"endpoint_url": s3.endpoint, "region_name": "us-east-1"},
-                }
-            ),
+            "AIRFLOW_CONN_STORE": aws_connection(s3),
         }
         self.run_id = f"run-{self.bucket}"
         self.started: list[StartedTask] = []

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kubernetes.host_python import IMAGE
+from tests.kubernetes.jobs_on_s3 import own_credentials
 from tests.kubernetes.pod_jobs import WORD, PodJob
 from tests.kubernetes.pod_watch import PodWatch
 from tests.storage.s3_server import ACCESS_KEY, POD_ACCESS_KEY, SECRET_KEY
@@ -101,17 +102,15 @@ def test_neither_credentials_nor_prompts_are_shown(pod_job: PodJob) -> None:
 
 
 @pytest.fixture
-def own_credentials(pod_job: PodJob) -> PodJob:
+def with_own_credentials(pod_job: PodJob) -> PodJob:
     """Its pods have credentials of their own, from a Secret that somebody made for them."""
-    keys = {"AWS_ACCESS_KEY_ID": POD_ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
-    pod_job.cluster.core.create_namespaced_secret(pod_job.namespace, {"metadata": {"name": "keys"}, "stringData": keys})
-    pod_job.settings |= {"pod_credentials": "pod", "cluster": {"accelerator": "none", "credentials_secret": "keys"}}
+    pod_job.settings |= own_credentials(pod_job.cluster, pod_job.namespace)
     pod_job.set_speed(0)
     return pod_job
 
 
-def test_each_side_reaches_storage_by_its_own_credentials(own_credentials: PodJob) -> None:
-    job = own_credentials
+def test_each_side_reaches_storage_by_its_own_credentials(with_own_credentials: PodJob) -> None:
+    job = with_own_credentials
     job.s3.reset()
     state, log = job.run()
     assert state == "success", log
@@ -134,8 +133,8 @@ def test_each_side_reaches_storage_by_its_own_credentials(own_credentials: PodJo
     assert not [text for text in (ACCESS_KEY, POD_ACCESS_KEY, SECRET_KEY) if text in told]
 
 
-def test_what_is_refused_to_the_pod_is_said_of_the_pod(own_credentials: PodJob) -> None:
-    job = own_credentials
+def test_what_is_refused_to_the_pod_is_said_of_the_pod(with_own_credentials: PodJob) -> None:
+    job = with_own_credentials
     job.s3.refused_keys.add(POD_ACCESS_KEY)
     state, log = job.run()
     assert state == "failed", log
