@@ -180,7 +180,7 @@ def _max_length(config: Mapping[str, Any]) -> int:
         return length
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
     factor = scaling.get("factor")
-    if kind in _NO_SCALED_LENGTH or not isinstance(factor, int | float) or isinstance(factor, bool):
+    if kind in _NO_SCALED_LENGTH or not isinstance(factor, int | float) or not 0 < factor < _LARGEST:
         return length
     original = _optional(scaling, "original_max_position_embeddings") if kind == "yarn" else None
     return max(1, min(int((original or length) * float(factor)), _LARGEST))

@@ -26,6 +26,9 @@ _MINIMUM_CAPABILITY = {
 }
 _OTHERWISE = 7.0
 
+_LARGEST = 2**20
+"""No group of weights is larger."""
+
 
 class Quantization(BaseModel):
     """How the large matrices of a model are stored. Embeddings, head, norms and routers are not quantized."""
@@ -70,7 +73,7 @@ def quantization_of(config: Mapping[str, Any], layers: int) -> Quantization | No
         "plain_mlp": max(_share(plain, "mlp", layers), _share(plain, "experts", layers)),
     }
     if method in ("awq", "gptq", "auto_round", "auto_awq", "intel/auto_round"):
-        bits, group = _number(given.get("bits") or given.get("w_bit"), 4), _number(given.get("group_size"), 128)
+        bits, group = _bits(given.get("bits") or given.get("w_bit"), 4), _number(given.get("group_size"), 128)
         return Quantization(method=method, **_grouped(bits, group), **shares)
     if method in ("compressed_tensors", "compressed-tensors"):
         return Quantization(method=method, **_compressed(given), **shares)
@@ -83,8 +86,7 @@ def quantization_of(config: Mapping[str, Any], layers: int) -> Quantization | No
     if "fp4" in method:
         return Quantization(method="modelopt_fp4", bytes_per_weight=0.5 + 1 / 16, multiple=16, **shares)
     if "fp8" in method or method in ("modelopt", "quark", "torchao"):
-        block = given.get("weight_block_size")
-        multiple = _number(block[0], 1) if isinstance(block, list) and block else 1
+        multiple = _block(given.get("weight_block_size"))
         return Quantization(method=method, bytes_per_weight=1.0, multiple=multiple, **shares)
     # Not known: as large as it can be.
     return Quantization(method=method or "unknown", bytes_per_weight=2.0)
@@ -121,11 +123,9 @@ def _compressed(given: Mapping[str, Any]) -> dict[str, Any]:
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if not isinstance(weights, Mapping):
             continue
-        bits = _number(weights.get("num_bits"), 8)
+        bits = _bits(weights.get("num_bits"), 8)
         if weights.get("strategy") == "block":
-            block = weights.get("block_structure")
-            multiple = _number(block[0], 1) if isinstance(block, list) and block else 1
-            found.append({"bytes_per_weight": bits / 8, "multiple": multiple})
+            found.append({"bytes_per_weight": bits / 8, "multiple": _block(weights.get("block_structure"))})
         else:
             size = weights.get("group_size")
             found.append(_grouped(bits, _number(size, -1) if size is not None else -1))
@@ -145,5 +145,17 @@ def _names(value: Any) -> list[str]:
     return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []
 
 
+def _bits(value: Any, default: int) -> int:
+    number = _number(value, default)
+    return number if 0 < number <= 64 else default
+
+
+def _block(value: Any) -> int:
+    """The side of a block of weights; 1: there are none."""
+    return max(1, _number(value[0], 1)) if isinstance(value, list) and value else 1
+
+
 def _number(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    """A number of bits, or of weights in a group; -1 is a group of all."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and (value == -1 or 0 < value < _LARGEST)
+    return value if is_number else default
