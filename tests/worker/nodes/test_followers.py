@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from queue import Queue
 from typing import Any
@@ -124,6 +125,7 @@ def test_nobody_is_told_of_the_end_that_the_leader_makes(news: News) -> None:
         told.readline()
         followers.close()
         assert told.readline() == b""
+    wait_until(lambda: "follower" not in {thread.name for thread in threading.enumerate()})
     assert news.told.empty()
 
 
