@@ -19,8 +19,10 @@ _WITHOUT_GATE = frozenset(
 )
 """Types of models whose MLP has two matrices; others have a third, the gate."""
 
-_NO_SCALED_LENGTH = frozenset({"default", "llama3", "longrope", "mrope", "su"})
-"""Kinds of RoPE scaling whose ``max_position_embeddings`` is the scaled length already, as vLLM has it."""
+_SCALED_ALREADY = frozenset(
+    {"deepseek_llama_scaling", "deepseek_yarn", "default", "llama3", "longrope", "mrope", "su", "yarn"}
+)
+"""Kinds of RoPE scaling whose ``max_position_embeddings`` is the scaled length already, as vLLM (0.32) has it."""
 
 
 class ModelFactsError(ValueError):
@@ -175,15 +177,27 @@ def _max_length(config: Mapping[str, Any]) -> int:
     """As vLLM derives it: the config's length, times the factor of a RoPE scaling that is not in it yet."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "n_ctx")
     length = _optional(config, *names) or 2048
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if not isinstance(scaling, Mapping):
+    factor = 1.0
+    for scaling in _rope_scalings(config):
+        kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+        if kind in ("longrope", "su"):
+            # The short one, for which the model is better, unless more is asked for.
+            return _optional(config, "original_max_position_embeddings") or length
+        given = scaling.get("factor")
+        if kind not in _SCALED_ALREADY and isinstance(given, int | float) and 0 < given < _LARGEST:
+            factor = float(given)
+    if "gemma3" in str(config.get("model_type")):
         return length
-    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
-    factor = scaling.get("factor")
-    if kind in _NO_SCALED_LENGTH or not isinstance(factor, int | float) or not 0 < factor < _LARGEST:
-        return length
-    original = _optional(scaling, "original_max_position_embeddings") if kind == "yarn" else None
-    return max(1, min(int((original or length) * float(factor)), _LARGEST))
+    return max(1, min(int(length * factor), _LARGEST))
+
+
+def _rope_scalings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What is said of RoPE: once, or for each kind of layer."""
+    given = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(given, Mapping):
+        return []
+    of_layers = [value for value in given.values() if isinstance(value, Mapping)]
+    return of_layers or [given]
 
 
 def _mixture(config: Mapping[str, Any], layers: int) -> Mixture | None:
@@ -225,12 +239,18 @@ def _latent(config: Mapping[str, Any]) -> LatentAttention | None:
 
 
 def _windowed_layers(config: Mapping[str, Any]) -> int:
-    """Layers whose cache vLLM keeps short: only those that ``layer_types`` names, the rest counts in full."""
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list) or _optional(config, "sliding_window") is None:
+    """Layers whose cache vLLM keeps short: those that the config names one by one, or all but every so manieth."""
+    kinds, layers = (
+        config.get("layer_types"),
+        _required(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    )
+    if _optional(config, "sliding_window") is None:
         return 0
+    every = _optional(config, "sliding_window_pattern", "_sliding_window_pattern")
+    if not isinstance(kinds, list):
+        return layers - layers // every if every else 0
     windowed = [kind for kind in kinds if kind == "sliding_attention"]
-    return min(len(windowed), _required(config, "num_hidden_layers"))
+    return min(len(windowed), layers)
 
 
 def _encoder_weights(config: Mapping[str, Any]) -> int:

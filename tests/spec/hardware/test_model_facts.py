@@ -100,7 +100,34 @@ def test_stages_share_layers_and_the_ends_hold_embedding_and_head() -> None:
             },
             163840,
         ),
-        ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 131072),
+        ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 32768),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 8192),
+        (
+            {
+                "max_position_embeddings": 131072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 4096,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "factor": 8.0},
+                    "sliding_attention": {"rope_type": "default"},
+                },
+            },
+            32768,
+        ),
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            131072,
+        ),
         ({"max_position_embeddings": 32768, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 32768),
     ],
 )
@@ -149,3 +176,20 @@ def test_the_layers_with_experts_are_counted(config: dict[str, Any], layers: int
     mixture = model_facts({**SMALL, "num_hidden_layers": 4, **config}).mixture
     assert mixture is not None
     assert (mixture.experts, mixture.intermediate_size, mixture.layers) == (8, 96, layers)
+
+
+@pytest.mark.parametrize(
+    ("config", "windowed"),
+    [
+        ({"layer_types": ["sliding_attention"] * 5 + ["full_attention"]}, 5),
+        ({"sliding_window_pattern": 6}, 5),
+        ({"_sliding_window_pattern": 2}, 3),
+        # It may be off, or be for some layers only.
+        ({}, 0),
+        ({"layer_types": ["sliding_attention"] * 6, "sliding_window": None}, 0),
+        ({"layer_types": ["linear_attention"] * 6}, 0),
+    ],
+)
+def test_only_layers_that_are_named_have_a_window(config: dict[str, Any], windowed: int) -> None:
+    facts = model_facts({**SMALL, "num_hidden_layers": 6, "sliding_window": 1024, **config})
+    assert (facts.windowed_layers, facts.window) == (windowed, 1024 if windowed else None)
