@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,47 @@ def test_a_template_in_the_connection_must_be_a_pod(tmp_path: Path, monkeypatch:
         launch(tmp_path, monkeypatch, connection={"pod_template": {"volumes": []}})
     with pytest.raises(ConnectionUnusableError, match=r"pod_template: Job is not a part of a pod"):
         launch(tmp_path, monkeypatch, connection={"pod_template": {"kind": "Job"}})
+
+
+def test_the_nodes_of_a_replica_share_what_nobody_else_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, another = (launch(tmp_path, monkeypatch, nodes_per_worker=3) for _ in range(2))
+    manifest = completed(launched)
+    environment, arguments = worker(manifest)
+    assert arguments[0] == "run"
+    assert arguments[-1] == f"--nodes-within={launched.nodes_within}"
+    token = environment["LLMENGINE_NODE_TOKEN"]
+    assert len(token) > 16
+    assert token != worker(completed(another))[0]["LLMENGINE_NODE_TOKEN"]
+    assert manifest["metadata"]["annotations"]["airflow-llmengine/nodes"] == "3"
+
+    asked = k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(name="job-abc", namespace="llm", labels={}, uid="6f2c"),
+        spec=k8s.V1PodSpec(containers=[k8s.V1Container(name="base")], termination_grace_period_seconds=60),
+    )
+    leader = launched.complete(asked, container="base")
+    followers = launched.followers(leader, leader, address="the-leader", container="base")
+    assert [pod.spec.containers[0].args for pod in followers] == [
+        [
+            "follow",
+            "env:LLMENGINE_REQUEST",
+            f"--node={node}",
+            "--leader=the-leader",
+            "--grace-seconds=45",
+            "--log-format=json",
+            f"--nodes-within={launched.nodes_within}",
+        ]
+        for node in (1, 2)
+    ]
+
+
+def test_a_replica_of_one_node_and_the_collecting_pod_have_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = launch(tmp_path, monkeypatch)
+    several = launch(tmp_path, monkeypatch, nodes_per_worker=3)
+    collecting = replace(several, attempt=replace(several.attempt, replica=None))
+    for launched in (alone, collecting):
+        environment, arguments = worker(completed(launched))
+        assert "LLMENGINE_NODE_TOKEN" not in environment
+        assert not [argument for argument in arguments if argument.startswith("--nodes")]
+        assert launched.nodes == 1
