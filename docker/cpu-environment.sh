@@ -24,3 +24,6 @@ rm -r "$tools"
 cd /opt/llmengine/lib/python3*/site-packages
 rm -rf torch/test torch/bin/test_*
 strip --strip-unneeded vllm/*.so
+
+# Whether all that is needed is there is seen now, and not by a worker.
+/opt/llmengine/bin/python -c 'import vllm.entrypoints.launchers.api_server.app_state, vllm.v1.engine.async_llm'

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable
+from importlib import metadata
 from itertools import product
 from pathlib import Path
 
@@ -40,14 +41,20 @@ WORKER_HEADER = """\
 """
 
 
+def torchs_requirements() -> str:
+    """What PyTorch needs itself: uv leaves it out (``[tool.uv]`` in pyproject.toml), and so doesn't look."""
+    requirements = [Requirement(text) for text in metadata.requires("torch") or ()]
+    return "".join(f"{each}\n" for each in requirements if each.marker is None or "extra" not in str(each.marker))
+
+
 def resolve(lock: Path, extras: Iterable[str], *options: str) -> str:
     """Let uv resolve the extras, starting from what the lock file says; return its output."""
-    command = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "compile", "pyproject.toml", "--quiet"]
+    command = [str(Path(sysconfig.get_path("scripts")) / "uv"), "pip", "compile", "pyproject.toml", "-", "--quiet"]
     command += ["--universal", "--python-version", OLDEST_PYTHON, "--no-annotate", "--no-header"]
     command += ["--output-file", str(lock), *options]
     for extra in extras:
         command += ["--extra", extra]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, input=torchs_requirements(), text=True)
     return lock.read_text()
 
 

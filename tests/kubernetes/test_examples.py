@@ -54,13 +54,16 @@ def answers(folder: Path) -> list[dict[str, Any]]:
 def test_the_quickstart_with_a_real_model(
     cluster: Cluster, namespace: str, shared_folder: Path, home: Path, quickstart_model: Path
 ) -> None:
-    pods = HostPython(shared=(shared_folder,), read=(quickstart_model, ROOT / "dags"))
+    # Where the user of the pods may read it: in the home folder of root, where the cache is, it may not.
+    model = home / "model"
+    model.symlink_to(quickstart_model)
+    pods = HostPython(shared=(shared_folder,), read=(model, ROOT / "dags"))
     printed = dags_test(
         home,
         "llmengine_quickstart",
         AIRFLOW_CONN_LLMENGINE_DEFAULT=on_cluster(namespace, pods, engine="vllm"),
         LLMENGINE_QUICKSTART_FOLDER=str(shared_folder),
-        LLMENGINE_QUICKSTART_MODEL=str(quickstart_model),
+        LLMENGINE_QUICKSTART_MODEL=str(model),
     )
     found = answers(shared_folder)
     assert len(found) == len(REVIEWS.read_text().splitlines())
