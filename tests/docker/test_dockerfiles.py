@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sysconfig
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 from docker.utils import exclude_paths
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import airflow_llmengine
@@ -57,6 +59,22 @@ def test_the_cpu_worker_has_the_versions_that_are_tested() -> None:
     assert needed <= worker.keys()
     # Where the model runs there is neither Airflow nor a Kubernetes client.
     assert not {name for name in worker if name.startswith(("apache-airflow", "kubernetes"))}
+
+
+def test_nothing_that_the_cpu_worker_needs_is_left_out_of_its_lock() -> None:
+    """It is installed without asking for dependencies, so that the CPU build of PyTorch stays."""
+    installed = {*pinned("worker-cpu.txt"), *pinned("torch-cpu.txt")}
+    # What pyproject.toml's [tool.uv] leaves out on purpose.
+    on_purpose = {"torchaudio", "torchcodec", "torchvision", "triton"}
+    missing = {
+        f"{requirement.name}, for {name}"
+        for name in installed
+        if (requirements := metadata.requires(name)) is not None
+        for requirement in map(Requirement, requirements)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if canonicalize_name(requirement.name) not in installed | on_purpose
+    }
+    assert missing == set()
 
 
 def test_the_context_holds_what_is_copied_and_nothing_else() -> None:
