@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_llmengine.storage.errors import StorageUnsupportedError
@@ -15,6 +16,9 @@ from airflow_llmengine.worker.weights.needed import CONFIG_FILES, needed_files
 logger = logging.getLogger(__name__)
 
 IDENTITY_PREFIX = "checkpoint-etags-sha256:"
+
+LONGEST_NAME_BYTES = 255
+"""Of a part of a path, on Linux' file systems."""
 
 _FIELD = "model_config.checkpoint_path"
 _UNFIT_FOR_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -91,6 +95,7 @@ def list_checkpoint(storage: Storage, url: str, load_format: str | None = None) 
     logger.debug("left out of %s: %s", location, ", ".join(sorted(entries.keys() - set(names))) or "nothing")
     if not any(name in entries for name in CONFIG_FILES):
         raise ModelNotFoundError(f"{_FIELD}: there is no model below {location}: it has no {CONFIG_FILES[0]}")
+    _require_room_for_each(names, location)
     files = []
     for name in names:
         entry = entries[name]
@@ -110,3 +115,21 @@ def _require_safe_name(name: str, location: Location) -> None:
             f"{_FIELD}: below {location} is an object whose name can't be that of a file ({name!r}): delete it there, "
             "or copy the checkpoint elsewhere without it"
         )
+
+
+def _require_room_for_each(names: Sequence[str], location: Location) -> None:
+    """An object store may have a file ``a`` beside ``a/b``, and longer names than a file system."""
+    files = set(names)
+    for name in names:
+        folder = name
+        while folder := folder.rpartition("/")[0]:
+            if folder in files:
+                raise ModelNotFoundError(
+                    f"{_FIELD}: below {location} is an object {folder!r} beside {name!r}, which no file system can "
+                    "hold: delete one of them there"
+                )
+        if any(len(part.encode()) > LONGEST_NAME_BYTES for part in name.split("/")):
+            raise ModelNotFoundError(
+                f"{_FIELD}: below {location} is an object whose name is too long for a file ({name[:80]!r}...): "
+                "give it a shorter one there"
+            )

@@ -112,8 +112,8 @@ class FileFetch:
             return b""
         try:
             return self._file.location.read_part(start, end, self._file.identity)
-        except StorageNotFoundError as error:
-            # It was there when it was listed.
+        except (StorageChangedError, StorageNotFoundError) as error:
+            # It was there, and another, when it was listed.
             raise self._changed() from error
 
     def _stands(self, index: int, start: int, end: int) -> bool:

@@ -68,9 +68,15 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
         )
     if status is not None:
         return StorageError(f"{named} can't be fetched: the Hugging Face hub answered {status}; try again later.")
-    if is_unreachable(error) or "OfflineModeIsEnabled" in kinds or "LocalEntryNotFoundError" in kinds:
+    if "OfflineModeIsEnabled" in kinds:
         return ModelNotFoundError(
-            f"{named} is neither a directory nor in the local cache, and the Hugging Face hub can't be reached"
+            f"{named} is neither a directory nor in the local cache, and HF_HUB_OFFLINE forbids to ask the hub"
+        )
+    if is_unreachable(error) or "LocalEntryNotFoundError" in kinds:
+        # A network that is down for a minute must not cost the job its retries.
+        return StorageError(
+            f"{named} is neither a directory nor in the local cache, and the Hugging Face hub can't be reached; try "
+            "again later."
         )
     local = next((cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror), None)
     reason = type(error).__name__ if local is None else str(local.strerror).lower()

@@ -169,7 +169,9 @@ def test_off_the_hub_nothing_is_asked(hub: HubServer, monkeypatch: pytest.Monkey
     hub.seen.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert find() == first
-    with pytest.raises(ModelNotFoundError, match=r"'org/name' is neither .* nor in the local cache, and .* be reached"):
+    with pytest.raises(
+        ModelNotFoundError, match=r"'org/name' is neither .* nor in the local cache, and HF_HUB_OFFLINE forbids"
+    ):
         find("org/name")
     with pytest.raises(ModelNotFoundError, match=r"'org/small' is neither .* nor in the local cache"):
         find(revision="another")
@@ -195,8 +197,11 @@ def test_a_hub_that_can_not_be_reached(
     monkeypatch.setattr("airflow_llmengine.worker.weights.hub.time.sleep", lambda _seconds: None)
     assert find() == first, "what is in the cache is used"
     assert f"can't be asked for org/small: commit {first.identity}, which the cache has, is used" in caplog.text
-    with pytest.raises(ModelNotFoundError, match=r"'org/name' is neither .* nor in the local cache, and .* be reached"):
+    with pytest.raises(
+        StorageError, match=r"'org/name' is neither .* nor in the local cache, and .* be reached"
+    ) as failed:
         find("org/name")
+    assert failed.value.retry_helps
 
 
 FIND = """

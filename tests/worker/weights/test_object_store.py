@@ -209,7 +209,7 @@ def test_a_checkpoint_that_is_changed_while_it_is_fetched(shelf: Shelf) -> None:
         shelf.put({"model-1.safetensors": changed["model-1.safetensors"]})
 
     shelf.server.faults.append(Fault("GET", path="model-1", wait=3, delay=0, met=change))
-    with pytest.raises(StorageChangedError, match=r"model-1.safetensors: .* replaced while"):
+    with pytest.raises(StorageChangedError, match="the checkpoint was changed while it was fetched; run the job again"):
         shelf.find(url)
     found = content(shelf.find(url).directory)
     assert found["model-1.safetensors"] == changed["model-1.safetensors"]
@@ -357,10 +357,22 @@ def test_names_that_lead_out_of_the_folder(shelf: Shelf, name: str) -> None:
     assert not shelf.cache.exists()
 
 
-def test_a_file_where_a_folder_must_be(shelf: Shelf) -> None:
-    url = shelf.put({**model(), "tokenizer": b"a file called like a folder"})
-    with pytest.raises(StorageError, match=r"The checkpoint can't be put into .*; LLMENGINE_MODEL_CACHE names"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("tokenizer", "an object 'tokenizer' beside 'tokenizer/empty.txt'"), ("n" * 256, "name is too long for a file")],
+    ids=["a file where a folder must be", "too long"],
+)
+def test_names_that_no_file_system_holds(shelf: Shelf, name: str, said: str) -> None:
+    url = shelf.put({**model(), name: b"planted"})
+    with pytest.raises(ModelNotFoundError, match=said):
         shelf.find(url)
+    assert not shelf.cache.exists()
+
+
+def test_a_cache_whose_place_is_a_file(shelf: Shelf) -> None:
+    shelf.cache.write_text("")
+    with pytest.raises(StorageError, match=r"The checkpoint can't be put into .*; LLMENGINE_MODEL_CACHE names"):
+        shelf.find(shelf.put(model()))
 
 
 def test_a_store_that_does_not_tell_of_changes() -> None:
