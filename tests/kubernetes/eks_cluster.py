@@ -48,9 +48,10 @@ class EksOnCluster:
         """Hand out a new token from now on, which says that it holds for so long; all others are refused already."""
         for name in [f"token-{number}" for number in range(len(self.tokens))]:
             self._revoke(name)
+        secret_name = f"token-{len(self.tokens)}"
         secret = {
             "metadata": {
-                "name": f"token-{len(self.tokens)}",
+                "name": secret_name,
                 "annotations": {"kubernetes.io/service-account.name": LAUNCHER},
             },
             "type": "kubernetes.io/service-account-token",
@@ -59,7 +60,7 @@ class EksOnCluster:
         found: dict[str, str] = {}
 
         def is_filled() -> bool:
-            read = self._cluster.core.read_namespaced_secret(secret["metadata"]["name"], self._namespace)
+            read = self._cluster.core.read_namespaced_secret(secret_name, self._namespace)
             found.update(read.data or {})
             return "token" in found
 

@@ -365,7 +365,7 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
     return _Loaded(client, parsed)
 
 
-def _configure(arguments: Mapping[str, Any], *, headless: bool) -> tuple[Any, Any]:
+def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple[Any, Any]:
     """Parse the arguments as ``vllm serve`` does, and resolve them with the model's config; quick, no weights."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args

@@ -117,7 +117,7 @@ def refused_by_pydantic() -> ValidationError:
 def test_a_failed_set_up_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type[Exception], said: str
 ) -> None:
-    def fail(_arguments: Any) -> None:
+    def fail(_arguments: Any, *, headless: bool) -> None:
         raise raised
 
     monkeypatch.setattr(vllm, "_configure", fail)
