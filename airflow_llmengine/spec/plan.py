@@ -79,7 +79,7 @@ def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = N
         output_format="JSON lines" if request.output_data_path.endswith(".jsonl") else "one JSON array",
         replicas=request.data_parallelism or 1,
         nodes_per_replica=request.nodes_per_worker or 1,
-        gpus_per_node=hardware.layout.gpus if hardware and hardware.layout else request.gpus,
+        gpus_per_node=_gpus_per_node(request, hardware),
         gpu_type=hardware.gpu.name if hardware and hardware.gpu else request.gpu_type and str(request.gpu_type),
         cpus=_quantity(request.cpus),
         memory=_quantity(request.memory),
@@ -92,6 +92,13 @@ def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = N
 def max_runtime_sec(request: CreateBatchCompletionsV1Request) -> int:
     """The job's budget in seconds."""
     return DEFAULT_MAX_RUNTIME_SEC if request.max_runtime_sec is None else request.max_runtime_sec
+
+
+def _gpus_per_node(request: CreateBatchCompletionsV1Request, hardware: Hardware | None) -> int | None:
+    if hardware is None:
+        return request.gpus
+    # Where there are none, none is asked for, whatever the request says.
+    return None if hardware.layout is None else hardware.layout.gpus
 
 
 def _quantity(value: str | float | None) -> str | None:

@@ -70,8 +70,11 @@ def test_without_a_list_and_a_type_the_rest_is_shown(
     assert "deadline  86400 s" in out
 
 
-def test_workers_without_gpus(tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(tmp_path, checkpoint, "--gpu-types", "none") == ExitCode.DONE
+@pytest.mark.parametrize("given", [{}, {"gpus": 2}], ids=["nothing given", "and GPUs asked for"])
+def test_workers_without_gpus(
+    tmp_path: Path, checkpoint: Path, capsys: pytest.CaptureFixture[str], given: dict[str, Any]
+) -> None:
+    assert plan(tmp_path, checkpoint, "--gpu-types", "none", **given) == ExitCode.DONE
     out = capsys.readouterr().out
     assert "GPUs      none" in out
     assert "others    cpus 15 (worked out), memory 35Gi and shared memory (worked out)" in out

@@ -24,6 +24,18 @@ _SCALED_ALREADY = frozenset(
 )
 """Kinds of RoPE scaling whose ``max_position_embeddings`` is the scaled length already, as vLLM (0.32) has it."""
 
+_LENGTHS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+)
+"""Names of the longest sequence; of several the least counts, as vLLM (0.32) has it."""
+
 
 class ModelFactsError(ValueError):
     """The config is none of a language model, or of none that is known; the message says what it lacks."""
@@ -175,8 +187,9 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
 
 def _max_length(config: Mapping[str, Any]) -> int:
     """As vLLM derives it: the config's length, times the factor of a RoPE scaling that is not in it yet."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "n_ctx")
-    length = _optional(config, *names) or 2048
+    found = [length for name in _LENGTHS if (length := _optional(config, name)) is not None]
+    # Command-R's own name for it stands above the others.
+    length = _optional(config, "model_max_length") or min(found, default=2048)
     factor = 1.0
     for scaling in _rope_scalings(config):
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")

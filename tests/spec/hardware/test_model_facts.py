@@ -89,6 +89,8 @@ def test_stages_share_layers_and_the_ends_hold_embedding_and_head() -> None:
         ({"max_position_embeddings": 4096}, 4096),
         ({"n_positions": 1024}, 1024),
         ({}, 2048),
+        ({"max_position_embeddings": 8192, "max_seq_len": 4096}, 4096),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
         ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16384),
         ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
