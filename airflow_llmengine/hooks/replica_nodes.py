@@ -15,13 +15,26 @@ if TYPE_CHECKING:
 
 def find_followers(client: CoreV1Api, leader: V1Pod) -> dict[int, V1Pod]:
     """The followers of a leader that are there, by their number; empty for a pod that has none."""
-    from airflow_llmengine.kube.replica_nodes import followers_among, followers_selector, nodes_of_pod
+    from airflow_llmengine.kube.replica_nodes import followers_among, nodes_of_pod
 
-    if nodes_of_pod(leader) == 1:
-        return {}
+    return {} if nodes_of_pod(leader) == 1 else followers_among(_with_its_name(client, leader), leader)
+
+
+def earlier_followers(client: CoreV1Api, leader: V1Pod) -> list[V1Pod]:
+    """The followers of an earlier leader that had the name of this one: they are there for a while after it is gone."""
+    from airflow_llmengine.kube.replica_nodes import followers_among
+
+    found = _with_its_name(client, leader)
+    own = {pod.metadata.uid for pod in followers_among(found, leader).values()}
+    return [pod for pod in found if pod.metadata.uid not in own]
+
+
+def _with_its_name(client: CoreV1Api, leader: V1Pod) -> list[V1Pod]:
+    from airflow_llmengine.kube.replica_nodes import followers_selector
+
     selector = followers_selector(leader)
-    found = patiently(client.list_namespaced_pod)(leader.metadata.namespace, label_selector=selector).items
-    return followers_among(found, leader)
+    found: list[V1Pod] = patiently(client.list_namespaced_pod)(leader.metadata.namespace, label_selector=selector).items
+    return found
 
 
 def missing_followers(client: CoreV1Api, leader: V1Pod) -> list[int]:

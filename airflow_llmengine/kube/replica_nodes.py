@@ -63,6 +63,9 @@ def with_followers(pod: k8s.V1Pod, *, nodes: int, cluster: ClusterSettings) -> k
 def leader_service(leader: k8s.V1Pod) -> k8s.V1Service:
     """Make the headless Service whose name is the leader's address, before it is ready and as long as it is there.
 
+    No other leader's has its name, even if they have the same one: the cluster deletes a Service some time after its
+    owner.
+
     Args:
         leader: The pod as the cluster has it, with its uid.
     """
@@ -71,7 +74,7 @@ def leader_service(leader: k8s.V1Pod) -> k8s.V1Service:
         api_version="v1",
         kind="Service",
         metadata=k8s.V1ObjectMeta(
-            name=group_name(leader),
+            name=_hashed(metadata.uid),
             namespace=metadata.namespace,
             labels=_people_labels(metadata.labels or {}),
             owner_references=[_owner(leader)],
@@ -115,8 +118,8 @@ def follower_pod(
 
 
 def group_name(leader: k8s.V1Pod) -> str:
-    """What the pods of a replica have in common: a label's value, and the name of its Service."""
-    return f"llmengine-{hashlib.sha256(leader.metadata.name.encode()).hexdigest()[:20]}"
+    """What the pods of a replica have in common, as a label's value."""
+    return _hashed(leader.metadata.name)
 
 
 def follower_name(leader: k8s.V1Pod, node: int) -> str:
@@ -185,6 +188,10 @@ def as_it_waited(diagnosis: Diagnosis, events: Sequence[Any]) -> Diagnosis:
 def ended_by_itself(leader: Diagnosis) -> bool:
     """Whether a leader ended as one does that has lost a follower, or waited for it in vain."""
     return leader.kind == "exited" and leader.exit_code in (ExitCode.ENGINE_DIED, ExitCode.PARTIAL)
+
+
+def _hashed(text: str) -> str:
+    return f"llmengine-{hashlib.sha256(text.encode()).hexdigest()[:20]}"
 
 
 def _owner(leader: k8s.V1Pod) -> k8s.V1OwnerReference:

@@ -25,15 +25,17 @@ OPTIONS_FILE = "storage-options.json"
 _READ_BY_GROUP = 0o440
 _READ_BY_ALL = 0o444
 _LONGEST_NAME = 253
-_SUFFIX = "-storage"
+_VOLUME = "llmengine-storage-options"
 
 
-def with_storage_secret(pod: k8s.V1Pod, *, container: str) -> k8s.V1Pod:
+def with_storage_secret(pod: k8s.V1Pod, *, container: str, attempt: str = "storage") -> k8s.V1Pod:
     """Mount the Secret that ``storage_secret`` will make into a pod that is still to be created.
 
     Args:
         pod: A pod with a name, from ``worker_pod``; it is not changed.
         container: Name of the worker's container.
+        attempt: Ends the Secret's name, and no other attempt has it: their pods may have the same name, and the cluster
+            deletes a Secret some time after its pod.
 
     Returns:
         A new pod.
@@ -43,8 +45,8 @@ def with_storage_secret(pod: k8s.V1Pod, *, container: str) -> k8s.V1Pod:
     # The file belongs to root and to the volumes' group. Without such a group a worker that is not root would be
     # locked out; the file is in the worker's container only.
     mode = _READ_BY_ALL if group_of_volumes(pod) is None else _READ_BY_GROUP
-    source = k8s.V1SecretVolumeSource(secret_name=secret_name(pod.metadata.name), default_mode=mode)
-    volume = k8s.V1Volume(name="llmengine-storage-options", secret=source)
+    source = k8s.V1SecretVolumeSource(secret_name=_secret_name(pod.metadata.name, attempt), default_mode=mode)
+    volume = k8s.V1Volume(name=_VOLUME, secret=source)
     add_volume(pod, worker, volume, SECRET_PATH, read_only=True)
     add_environment(worker, [k8s.V1EnvVar(name=OPTIONS_VARIABLE, value=f"{SECRET_PATH}/{OPTIONS_FILE}")])
     return pod
@@ -54,7 +56,7 @@ def storage_secret(pod: k8s.V1Pod, options: Mapping[str, Mapping[str, Any]]) -> 
     """Make the Secret of a pod.
 
     Args:
-        pod: The pod as the cluster has it, with its uid.
+        pod: The pod as the cluster has it, with its uid, from ``with_storage_secret``.
         options: Storage options by protocol, with credentials.
     """
     metadata = pod.metadata
@@ -65,7 +67,7 @@ def storage_secret(pod: k8s.V1Pod, options: Mapping[str, Mapping[str, Any]]) -> 
         type="Opaque",
         immutable=True,
         metadata=k8s.V1ObjectMeta(
-            name=secret_name(metadata.name),
+            name=secret_name(pod),
             namespace=metadata.namespace,
             labels=dict(metadata.labels or {}),
             owner_references=[owner],
@@ -74,6 +76,12 @@ def storage_secret(pod: k8s.V1Pod, options: Mapping[str, Mapping[str, Any]]) -> 
     )
 
 
-def secret_name(pod_name: str) -> str:
-    """Name of a pod's Secret."""
-    return pod_name[: _LONGEST_NAME - len(_SUFFIX)].rstrip("-.") + _SUFFIX
+def secret_name(pod: k8s.V1Pod) -> str | None:
+    """Name of the Secret that a pod waits for; None: it has none of this package's."""
+    named = (volume.secret.secret_name for volume in pod.spec.volumes or () if volume.name == _VOLUME)
+    return next(named, None)
+
+
+def _secret_name(pod_name: str, attempt: str) -> str:
+    suffix = f"-{attempt}"
+    return pod_name[: _LONGEST_NAME - len(suffix)].rstrip("-.") + suffix

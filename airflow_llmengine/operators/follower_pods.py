@@ -32,10 +32,16 @@ class FollowerPodsMixin(TaskPodsMixin):
         Raises:
             LLMEngineError: They can't be made, or Airflow ended the task.
         """
+        from airflow_llmengine.hooks.replica_nodes import earlier_followers
         from airflow_llmengine.kube.replica_nodes import nodes_of_pod
 
         if nodes_of_pod(asked) == 1:
             return
+        # The next ones have their names.
+        earlier = earlier_followers(self.client, leader)
+        for pod in earlier:
+            self._delete(pod)
+        self._await_gone(earlier)
         address = self._address_of(launch, leader)
         if address is None:
             return

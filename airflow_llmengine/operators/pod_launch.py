@@ -54,6 +54,8 @@ class PodLaunch:
     """Seconds that the nodes of a replica may take to find each other."""
     nodes_token: str = field(default_factory=lambda: secrets.token_urlsafe(16))
     """What they share, and nobody else knows."""
+    secret_suffix: str = field(default_factory=lambda: f"storage-{secrets.token_hex(4)}")
+    """Ends the name of this attempt's Secret."""
 
     @property
     def nodes(self) -> int:
@@ -160,7 +162,9 @@ class PodLaunch:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None
         if self.nodes > 1:
             complete = with_followers(complete, nodes=self.nodes, cluster=self.settings.cluster)
-        return with_storage_secret(complete, container=container) if self.credentials else complete
+        if not self.credentials:
+            return complete
+        return with_storage_secret(complete, container=container, attempt=self.secret_suffix)
 
     def followers(self, pod: V1Pod, leader: V1Pod, *, address: str, container: str) -> list[V1Pod]:
         """The other pods of the replica.
@@ -203,9 +207,10 @@ class PodLaunch:
         Raises:
             LLMEngineError: It can't be made.
         """
-        if self.credentials:
-            from airflow_llmengine.kube.storage_secret import storage_secret
+        from airflow_llmengine.kube.storage_secret import secret_name, storage_secret
 
+        # One that was taken over may have been made when the connection said otherwise.
+        if self.credentials and secret_name(pod) is not None:
             create_secret(client, storage_secret(pod, self.credentials))
 
 

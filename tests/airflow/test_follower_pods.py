@@ -130,6 +130,17 @@ def test_followers_are_made_with_the_leader_and_find_it_by_its_service() -> None
     assert arguments_of(api) == {"job-node-1": [service], "job-node-2": [service]}
 
 
+def test_followers_of_an_earlier_leader_by_the_same_name_give_theirs_to_the_next() -> None:
+    """With random_name_suffix=False: Kubernetes deletes them some time after their leader."""
+    earlier = leader("job")
+    earlier.metadata.uid = "uid-of-the-earlier-one"
+    api = NodesApi(follower(earlier, 1, "Succeeded", ended=1.0), follower(earlier, 2))
+    made = operator(api).get_or_create_pod(asked("job"), task_context())
+    assert sorted(arguments_of(api)) == ["job-node-1", "job-node-2"]
+    owners = {api.pods[name].metadata.owner_references[0].uid for name in arguments_of(api)}
+    assert owners == {made.metadata.uid}
+
+
 def test_without_dns_followers_are_made_when_the_leader_has_an_address() -> None:
     api = NodesApi()
     made_before: list[int] = []

@@ -13,9 +13,11 @@ from kubernetes.client import models as k8s
 from airflow_llmengine.exceptions import ConnectionUnusableError, RequestRefusedError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+from airflow_llmengine.kube.storage_secret import secret_name
 from airflow_llmengine.operators.pod_launch import INLINE_REQUEST_BYTES, PodLaunch
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.job_state import JobHandle
+from tests.airflow.cluster_double import ScriptedApi
 from tests.airflow.operators_in_tests import connection
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY
 
@@ -138,6 +140,21 @@ def test_the_connections_credentials_are_a_secret_that_the_pod_mounts(
     assert launched.credentials["s3"]["endpoint_url"] == "http://store.example:9000"
     for secret in (ACCESS_KEY, SECRET_KEY, PROXY_PASSWORD):
         assert secret not in json.dumps(manifest) + repr(launched)
+
+
+def test_attempts_have_secrets_of_their_own_and_a_pod_without_one_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = [launch(tmp_path, monkeypatch, connection={"pod_credentials": "connection"}) for _attempt in range(2)]
+    built = k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(name="job-abc"), spec=k8s.V1PodSpec(containers=[k8s.V1Container(name="base")])
+    )
+    first, second = (secret_name(attempt.complete(built, container="base")) for attempt in launched)
+    assert None is not first != second
+    # Taken over from an attempt that was made when the connection said otherwise.
+    api = ScriptedApi()
+    launched[0].add_secret(api, built)  # type: ignore[arg-type]
+    assert not api.calls
 
 
 @pytest.mark.parametrize(("given", "left"), [(None, GRACE), (60, 45), (10, 5), (1, 1)])

@@ -94,6 +94,14 @@ def test_the_service_names_the_leader_alone_and_before_it_is_ready() -> None:
     assert selector["selector"] != spec["selector"]
 
 
+def test_the_next_leader_of_the_same_name_has_a_service_of_its_own() -> None:
+    """With random_name_suffix=False: the earlier one's Service is deleted some time after its pod."""
+    first, second = made(asked()), made(asked())
+    second.metadata.uid = "7a3d"
+    names = {to_manifest(leader_service(leader))["metadata"]["name"] for leader in (first, second)}
+    assert len(names) == 2
+
+
 def test_kueue_admits_all_of_them_or_none() -> None:
     pods = [to_manifest(asked("batch")), follower(asked("batch"), 1), follower(asked("batch"), 2)]
     for pod in pods:

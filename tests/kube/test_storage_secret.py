@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from airflow_llmengine.kube.storage_secret import OPTIONS_FILE, SECRET_PATH, storage_secret, with_storage_secret
+from airflow_llmengine.kube.storage_secret import (
+    OPTIONS_FILE,
+    SECRET_PATH,
+    secret_name,
+    storage_secret,
+    with_storage_secret,
+)
 from tests.kube.pods import (
     CONTAINER,
     build,
@@ -50,6 +56,13 @@ def test_the_worker_is_told_the_file_that_holds_the_options() -> None:
     assert environment_of(pod)["LLMENGINE_STORAGE_OPTIONS_FILE"] == f"{SECRET_PATH}/{OPTIONS_FILE}"
     assert json.loads(secret["stringData"][OPTIONS_FILE]) == OPTIONS
     assert worker_of(pod)["volumeMounts"][-1]["readOnly"] is True
+
+
+def test_pods_of_one_name_have_secrets_of_their_own() -> None:
+    """With random_name_suffix=False: the earlier one's Secret is deleted some time after its pod."""
+    pods = [with_storage_secret(build(), container=CONTAINER, attempt=attempt) for attempt in ("first", "second")]
+    assert [secret_name(pod) for pod in pods] == ["task-abc-first", "task-abc-second"]
+    assert secret_name(build()) is None
 
 
 def test_no_credential_is_in_the_pod() -> None:
