@@ -153,7 +153,7 @@ def test_attempts_have_secrets_of_their_own_and_a_pod_without_one_gets_none(
     assert None is not first != second
     # Taken over from an attempt that was made when the connection said otherwise.
     api = ScriptedApi()
-    launched[0].add_secret(api, built)  # type: ignore[arg-type]
+    launched[0].add_secret(api, built)
     assert not api.calls
 
 
