@@ -152,6 +152,7 @@ def imported(module: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["operators.eks", "triggers.eks"])
 def test_without_the_amazon_provider_its_import_says_what_to_install(module: str) -> None:
     failed = imported(f"airflow_llmengine.{module}", "sys.modules['airflow.providers.amazon.aws'] = None")
@@ -159,6 +160,7 @@ def test_without_the_amazon_provider_its_import_says_what_to_install(module: str
     assert said.startswith(f"ImportError: airflow_llmengine.{module} needs the package apache-airflow-providers-amazon")
 
 
+@pytest.mark.slow
 def test_the_plain_operator_does_not_load_the_amazon_provider() -> None:
     loaded = imported("airflow_llmengine.operators.task_group")
     assert loaded.stdout.split() == [], loaded.stderr
