@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 @pytest.fixture
 def job(pod_job: PodJob) -> Iterator[PodJob]:
     """A job of three nodes, after which no pod is left but those that failed."""
-    pod_job.arguments["nodes_per_worker"] = 3
+    # A follower that is told to end gives its leader most of its own grace to save in.
+    pod_job.arguments |= {"nodes_per_worker": 3, "termination_grace_period": 60}
     pod_job.settings["cluster"] = {"accelerator": "none", "leader_address": "pod_ip"}
     yield pod_job
     wait_until(lambda: {pod.status.phase for pod in pod_job.kept()} <= {"Failed", "Succeeded"})
