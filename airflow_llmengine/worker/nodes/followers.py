@@ -7,6 +7,7 @@ import hmac
 import logging
 import socket
 import threading
+import time
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 GREETING_SECONDS = 10.0
 """How long who connects may take to say who it is."""
+
+ACCEPT_PAUSE_SECONDS = 0.1
 
 ENGINE_PORTS = 256
 """How many ports after that of the lifelines are tried for the engine."""
@@ -131,8 +134,9 @@ class Followers:
             try:
                 connection, peer = self._server.accept()
             except OSError:
-                # Closed; or the machine has no descriptor left, and then nothing works.
-                return
+                # Closed; or it is the connection's own error, or there is no descriptor for it: not the next one's.
+                time.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(connection, peer[0]), name="follower", daemon=True).start()
 
     def _serve(self, connection: socket.socket, peer: str) -> None:
@@ -150,10 +154,9 @@ class Followers:
     def _greeted(self, connection: socket.socket, peer: str) -> int | None:
         """Take a follower that has said who it is; None: it is none of this attempt's."""
         try:
-            connection.settimeout(GREETING_SECONDS)
-            greeting = decode(_read_line(connection))
+            greeting = decode(_read_line(connection, until=time.monotonic() + GREETING_SECONDS))
             node, token = greeting.get("node"), greeting.get("token")
-            known = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
+            known = isinstance(token, str) and hmac.compare_digest(token.encode(errors="replace"), self._token.encode())
             if not known or not isinstance(node, int) or not 0 < node < self.nodes:
                 logger.warning("%s connected, and is no node of this replica", peer)
                 return None
@@ -186,14 +189,21 @@ class Followers:
         return said
 
 
-def _read_line(connection: socket.socket) -> bytes:
+def _read_line(connection: socket.socket, *, until: float | None = None) -> bytes:
     """The next line; empty at the end of the connection. Byte by byte: there is little to read, and no buffer to keep.
 
+    Args:
+        connection: Where it comes from.
+        until: Moment of the monotonic clock by which it must be whole; None: any.
+
     Raises:
-        OSError: The connection broke.
+        OSError: The connection broke, or it is late.
     """
     line = bytearray()
     while len(line) < LINE_LIMIT:
+        if until is not None:
+            # No less than this: a timeout of 0 would be no timeout.
+            connection.settimeout(max(0.001, until - time.monotonic()))
         byte = connection.recv(1)
         if not byte:
             return b""

@@ -31,7 +31,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """The message of a line; empty where it is none."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
 

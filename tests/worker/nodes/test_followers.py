@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from queue import Queue
@@ -78,16 +80,67 @@ def line(connection: socket.socket) -> bytes:
         {"token": TOKEN, "node": 0},
         {"token": TOKEN, "node": 3},
         {"token": TOKEN, "node": "1"},
+        {"token": "\ud800", "node": 1},
         [TOKEN],
         "GET / HTTP/1.1",
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_strangers_are_not_taken(followers: Followers, news: News, greeting: Any) -> None:
     with connect(followers, greeting) as stranger:
         assert line(stranger) == b""
     assert followers.missing() == [1, 2]
     assert news.told.empty()
+
+
+@pytest.mark.parametrize("sent", [b"", b"\n", b"[" * 16_000 + b"\n", b"x" * 40_000], ids=len)
+def test_who_scans_ports_breaks_nothing(followers: Followers, news: News, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", followers.port), timeout=10) as scanner:
+        scanner.sendall(sent)
+        # Its end is no end of a connection in good order.
+        scanner.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until(lambda: "follower" not in {thread.name for thread in threading.enumerate()})
+    with connect(followers, {"token": TOKEN, "node": 1}) as follower:
+        assert json.loads(line(follower)) == {"welcome": True}
+    assert news.told.get(timeout=10)[:2] == ("gone", 1)
+    assert news.told.empty()
+
+
+def test_an_error_while_a_connection_is_taken_is_not_the_end_of_it(
+    followers: Followers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As accept(2) has it: errors of the network are the connection's own."""
+    real = socket.socket.accept
+    errors = [OSError(errno.EPROTO, "protocol error"), OSError(errno.EMFILE, "too many open files")]
+
+    def accept(server: socket.socket) -> Any:
+        if errors:
+            raise errors.pop()
+        return real(server)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    for _time in range(2):
+        with connect(followers, "the one that is being waited for") as stranger:
+            assert line(stranger) == b""
+    with connect(followers, {"token": TOKEN, "node": 1}) as follower:
+        assert json.loads(line(follower)) == {"welcome": True}
+    assert not errors
+
+
+def test_who_sends_a_greeting_byte_by_byte_is_not_waited_for(
+    followers: Followers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_llmengine.worker.nodes.followers.GREETING_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", followers.port), timeout=10) as slow:
+
+        def refused() -> bool:
+            try:
+                slow.sendall(b" ")
+            except OSError:
+                return True
+            return False
+
+        wait_until(refused)
 
 
 def test_a_node_is_taken_once_and_its_end_is_told(followers: Followers, news: News) -> None:
