@@ -67,6 +67,10 @@ _NO_BUCKET_CODES = {"NoSuchBucket": "bucket", "ContainerNotFound": "container"}
 _DENIED_ERRNO = (errno.EACCES, errno.EPERM, errno.EROFS)
 _STATUS_IN_WORDS = {"Forbidden: ": 403, "Bad Request: ": 400}
 """What gcsfs makes of two answers: plain exceptions, whose texts begin so."""
+_NO_ENDPOINT = "Invalid endpoint: "
+"""How botocore tells of an endpoint that is not one."""
+_OF_OPTIONS = (KeyError, TypeError, ValueError)
+"""What libraries raise for options that they can't use."""
 _SAFE_CODE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
 
 
@@ -108,7 +112,9 @@ def diagnose(exception: BaseException, caller: Caller | None = None) -> Failure:
             f"no valid credentials were found{among}; give them in the connection or the environment",
         )
     if "ParamValidationError" in names:
-        return Failure(StorageError, "the name of the bucket or the object is not a valid one")
+        return Failure(StorageUnsupportedError, "the name of the bucket or the object is not a valid one")
+    if type(exception) is ValueError and str(exception).startswith(_NO_ENDPOINT):
+        return Failure(StorageMisdirectedError, "its endpoint_url is no URL; write for example https://host:9000")
     if status is not None or code is not None:
         return _by_answer(status, code, caller)
     if isinstance(exception, ImportError):
@@ -132,6 +138,17 @@ def translate(exception: BaseException, action: str, url: str, caller: Caller | 
         return exception
     failure = diagnose(exception, caller)
     return failure.error(f"{cannot(caller)} {action} {redact(url)}: {failure.reason}.")
+
+
+def translate_opening(exception: BaseException, url: str, caller: Caller | None = None) -> StorageError:
+    """As ``translate``, for a store whose library could not even be set up: nothing has been asked of it yet."""
+    failure = diagnose(exception, caller)
+    if failure.error is StorageError and isinstance(exception, _OF_OPTIONS):
+        return StorageDeniedError(
+            f"{cannot(caller)} open {redact(url)}: the options or credentials that its library is given are not valid "
+            f"ones ({type(exception).__name__}); correct them in the connection or the environment."
+        )
+    return translate(exception, "open", url, caller)
 
 
 def cannot(caller: Caller | None) -> str:

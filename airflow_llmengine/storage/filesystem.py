@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from airflow_llmengine.storage.backend import CheckedReader, WriteStream, is_temporary
 from airflow_llmengine.storage.errors import StorageChangedError, StorageError
-from airflow_llmengine.storage.failures import translate
+from airflow_llmengine.storage.failures import translate_opening
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import LOCAL, parse_url, redact
 
@@ -95,7 +95,7 @@ class Storage:
             try:
                 opened = open_backend(parsed, self._options, self._retry)
             except Exception as error:
-                raise translate(error, "open", parsed.url, self._caller) from error
+                raise translate_opening(error, parsed.url, self._caller) from error
             opened.caller = self._caller
             backend = self._backends.setdefault(key, opened)
         return backend, parsed.path

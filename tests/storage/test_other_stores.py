@@ -325,3 +325,17 @@ def test_azure_takes_its_account_from_the_url() -> None:
 
     assert backend._filesystem.account_name == ACCOUNT  # type: ignore[attr-defined]
     assert backend._address(path) == "data/folder/file"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("az://box/key", {"az": {"connection_string": "made up, and secret"}}),
+        ("gs://box/key", {"gs": {"token": {"type": "service_account", "private_key": "made up, and secret"}}}),
+    ],
+    ids=["connection string", "service account"],
+)
+def test_credentials_that_are_none_are_told_and_not_shown(url: str, options: dict[str, Any]) -> None:
+    with pytest.raises(StorageDeniedError, match=r"Cannot open .*: the options or credentials .* not valid") as told:
+        Storage(options, retry=QUICK).location(url).info()
+    assert "secret" not in str(told.value)

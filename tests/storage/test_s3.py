@@ -409,7 +409,7 @@ def test_a_bucket_that_does_not_exist_is_told(s3: Place) -> None:
 
 
 def test_a_name_that_can_be_no_bucket_is_told(s3: Place) -> None:
-    with pytest.raises(StorageError, match="not a valid one"):
+    with pytest.raises(StorageUnsupportedError, match="not a valid one"):
         s3.storage.location("s3://UPPER CASE/file").read_bytes()
 
 
@@ -424,6 +424,13 @@ def test_no_connection_is_told_with_the_endpoint(unused_port: int) -> None:
         f"Cannot read s3://bucket/file: no answer from http://127.0.0.1:{unused_port}; "
         "check the endpoint and the network."
     )
+
+
+def test_an_endpoint_that_is_no_url_is_told_and_not_quoted() -> None:
+    storage = Storage({"s3": {"endpoint_url": "minio.internal:9000", "key": "a", "secret": "b"}}, retry=QUICK)
+    with pytest.raises(StorageMisdirectedError, match="its endpoint_url is no URL; write for example https://") as told:
+        storage.location("s3://bucket/key").info()
+    assert "minio" not in str(told.value)
 
 
 def test_missing_credentials_are_told(s3_server: S3Server) -> None:
