@@ -62,7 +62,7 @@ def launch(
         nonlocal model
         model = find_model(hook, request)
         if model is not None:
-            tell(worked_out(hook.settings, request, model)[1], log)
+            tell(*worked_out(hook.settings, request, model), log)
 
     with staged_content(hook.storage(), request, inline_limit(hook)) as request:
         launched = hook.create(

@@ -56,9 +56,10 @@ def worked_out(
     return completed_request(request, hardware), hardware
 
 
-def tell(hardware: Hardware, log: Logger) -> None:
+def tell(request: CreateBatchCompletionsV1Request, hardware: Hardware, log: Logger) -> None:
     """The result and its arithmetic, for whoever reads the task's log."""
-    log.info("Each worker gets %s:\n%s", hardware.summary, "\n".join(f"- {line}" for line in hardware.explanation))
+    arithmetic = "\n".join(f"- {line}" for line in hardware.explanation)
+    log.info("Each worker gets %s:\n%s", hardware.summary(request), arithmetic)
 
 
 def encode_model(model: Model | None) -> dict[str, Any] | None:

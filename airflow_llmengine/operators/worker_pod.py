@@ -423,7 +423,7 @@ class WorkerPodMixin(FollowerPodsMixin):
         if model is None:
             return request, None
         request, hardware = worked_out(hook.settings, request, model)
-        self.log.info("The pod gets %s.", hardware.summary)
+        self.log.info("The pod gets %s.", hardware.summary(request))
         return request, hardware
 
     def _pod_grace(self) -> float:

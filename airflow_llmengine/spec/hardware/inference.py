@@ -49,14 +49,20 @@ class Hardware:
     explanation: tuple[str, ...]
     """The arithmetic, a line each."""
 
-    @property
-    def summary(self) -> str:
-        """What each worker gets, in one clause."""
+    def summary(self, request: CreateBatchCompletionsV1Request) -> str:
+        """What each worker gets, in one clause: what the request gives stands above what was worked out."""
         gpus = "no GPU" if self.gpu is None or self.layout is None else _counted(self.gpu, self.layout)
         if self.host is None:
             return gpus
-        storage = "" if self.host.storage is None else f", {_gib(self.host.storage)} of disk"
-        return f"{gpus}, {self.host.cores} cores, {_gib(self.host.memory)} of memory{storage}"
+        cores = str(self.host.cores) if request.cpus is None else str(request.cpus)
+        # A limit includes shared memory; what was worked out does not.
+        memory = f"{_gib(self.host.memory)} of memory and shared memory"
+        if request.memory is not None:
+            memory = f"{request.memory} of memory"
+        disk = None if self.host.storage is None else _gib(self.host.storage)
+        if request.storage is not None:
+            disk = str(request.storage)
+        return f"{gpus}, {cores} cores, {memory}" + ("" if disk is None else f", {disk} of disk")
 
 
 def infer_gpus(

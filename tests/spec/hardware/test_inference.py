@@ -280,7 +280,13 @@ def test_an_engine_on_the_cpu_has_weights_and_cache_in_memory() -> None:
 
 def test_the_arithmetic_is_told() -> None:
     hardware = infer(LLAMA, T4, A10, max_model_len=8192, gpu_type="nvidia-ampere-a10")
-    assert hardware.summary == "2 x nvidia-ampere-a10 (tensor parallel 2), 4 cores, 27.0 GiB of memory"
+    assert hardware.summary(a_request(LLAMA)) == (
+        "2 x nvidia-ampere-a10 (tensor parallel 2), 4 cores, 27.0 GiB of memory and shared memory"
+    )
+    given = a_request(LLAMA).model_copy(update={"cpus": "8", "memory": "64Gi", "storage": 10**9})
+    assert hardware.summary(given) == (
+        "2 x nvidia-ampere-a10 (tensor parallel 2), 8 cores, 64Gi of memory, 1000000000 of disk"
+    )
     assert "passed over" not in " ".join(infer(LLAMA, H100, A100, max_model_len=8192).explanation)
     assert " | ".join(hardware.explanation) == (
         "weights of 15.0 GiB (16 bit) and max_model_len 8,192, by its config | "
