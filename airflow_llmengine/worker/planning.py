@@ -10,6 +10,8 @@ from airflow_llmengine.spec.hardware.gpus import Gpu, GpuListing, gpus_of
 from airflow_llmengine.spec.hardware.inference import infer_gpus, infer_without_gpus
 from airflow_llmengine.spec.plan import plan
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.validation import RequestInvalidError
+from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.model_config import read_model
 
@@ -47,6 +49,7 @@ def planned(storage: Storage, request: CreateBatchCompletionsV1Request, listed: 
 
     Raises:
         RequestInvalidError: The model fits none of them, or too little is known.
+        StorageError: So it is, for a store or the hub did not answer just then.
     """
     if listed is not None and not listed:
         return plan(request, infer_without_gpus(request, read_model(storage, request))).lines()
@@ -55,4 +58,10 @@ def planned(storage: Storage, request: CreateBatchCompletionsV1Request, listed: 
         lines = plan(request).lines()
         at = next(index for index, line in enumerate(lines) if line.startswith("GPUs"))
         return [*lines[: at + 1], NOT_KNOWN, *lines[at + 1 :]]
-    return plan(request, infer_gpus(request, read_model(storage, request), listed or ())).lines()
+    model = read_model(storage, request)
+    try:
+        return plan(request, infer_gpus(request, model, listed or ())).lines()
+    except RequestInvalidError as error:
+        if model.facts is None and model.may_pass:
+            raise StorageError(f"What the job needs is not known: {error}, or try again.") from None
+        raise

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.spec.hardware.inference import Model
+from airflow_llmengine.worker import planning
 from airflow_llmengine.worker.cli import main
 from tests.spec.hardware.models import MODELS
 
@@ -93,6 +95,15 @@ def test_a_model_that_is_not_here_is_said(tmp_path: Path, capsys: pytest.Capture
     assert "whether the model fits was not checked" in capsys.readouterr().out
     assert plan(tmp_path, tmp_path / "elsewhere", gpu_type="nvidia-ampere-a10") == ExitCode.BAD_REQUEST
     assert "gpus: gpus can't be worked out" in capsys.readouterr().err
+
+
+def test_a_hub_that_does_not_answer_is_no_fault_of_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away = Model(None, "the hub can't be reached", may_pass=True)
+    monkeypatch.setattr(planning, "read_model", lambda *_arguments: away)
+    assert plan(tmp_path, tmp_path, gpu_type="nvidia-ampere-a10") == ExitCode.STORAGE_UNREACHABLE
+    assert "the hub can't be reached); give gpus, or try again." in capsys.readouterr().err
 
 
 def test_types_of_the_clusters_own_may_be_listed(
