@@ -355,7 +355,8 @@ class Replica:
                 await asyncio.wait((*self._in_flight, stopped), return_when=asyncio.FIRST_COMPLETED)
                 stopped.cancel()
                 continue
-            if self._stop.reason in AT_ONCE:
+            if self._stop.reasons.intersection(AT_ONCE):
+                # Also one that came later: a node that was told to end is gone, and with it all that is in flight.
                 patience = 0.0
             else:
                 left = min(self._stop.seconds_left, self._settings.deadline.left)

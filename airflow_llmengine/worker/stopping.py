@@ -57,7 +57,7 @@ class StopReason(StrEnum):
 class Stop:
     """The one switch that ends a worker early. The first reason stands; a later one can only shorten the time.
 
-    Until ``saving_starts`` is called there is nothing to save, and a stop ends the process at once, even while the
+    All that came are in ``reasons``. Until ``saving_starts`` is called there is nothing to save, and a stop ends the process at once, even while the
     main thread is busy loading a model.
 
     Args:
@@ -67,6 +67,7 @@ class Stop:
     def __init__(self, end: Callable[[ExitCode], None] | None = None) -> None:
         self._end = end or end_process
         self.reason: StopReason | None = None
+        self.reasons: set[StopReason] = set()
         self.message = ""
         self._ends_at = float("inf")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,6 +139,7 @@ class Stop:
             seconds: How long the worker has to save; then the process is ended.
         """
         with self._lock:
+            self.reasons.add(reason)
             first = self.reason is None
             if first:
                 self.reason, self.message = reason, message

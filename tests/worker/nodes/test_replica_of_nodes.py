@@ -47,10 +47,10 @@ class Nodes:
         self.started.append(leader)
         return leader
 
-    def follow(self, node: int) -> subprocess.Popen[bytes]:
+    def follow(self, node: int, *arguments: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "airflow_llmengine.worker", "follow", str(self.job.folder / "request.json")]
         follower = subprocess.Popen(
-            [*command, f"--node={node}", "--leader=localhost", self._port],
+            [*command, f"--node={node}", "--leader=localhost", self._port, *arguments],
             env=self.job.environment(TOKEN),
             stderr=subprocess.PIPE,
         )
@@ -105,6 +105,21 @@ def test_a_follower_that_is_told_to_end_has_the_work_saved(nodes: Nodes) -> None
     leader, *_others = nodes.lead(LLMENGINE_ECHO_SECONDS_PER_RECORD="0"), nodes.follow(1), nodes.follow(2)
     assert end_of(leader)[0] == ExitCode.DONE
     assert nodes.job.generations().total() == RECORDS >= done
+
+
+def test_what_is_in_flight_is_not_waited_for_when_a_follower_that_was_told_to_end_is_gone(nodes: Nodes) -> None:
+    """An engine answers nothing without one of its nodes: the leader would wait nearly as long as the follower has."""
+    leader = nodes.lead("--chunk-records=20", LLMENGINE_ECHO_SECONDS_PER_RECORD="1000")
+    first, _second = nodes.follow(1, "--grace-seconds=1000"), nodes.follow(2)
+    # Claimed when the records of the one before are in flight.
+    wait_until(lambda: list(nodes.job.folder.glob("*.job/*/claims/*/00000001")))
+    first.send_signal(signal.SIGTERM)
+    assert leader.stderr is not None
+    assert any(b"node 1 of this replica was told to end" in line for line in iter(leader.stderr.readline, b""))
+    assert leader.poll() is None
+    first.kill()
+    code, log = end_of(leader)
+    assert code == ExitCode.PARTIAL, log
 
 
 def test_followers_end_with_a_leader_that_is_killed(nodes: Nodes) -> None:
