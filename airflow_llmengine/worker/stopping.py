@@ -57,8 +57,8 @@ class StopReason(StrEnum):
 class Stop:
     """The one switch that ends a worker early. The first reason stands; a later one can only shorten the time.
 
-    All that came are in ``reasons``. Until ``saving_starts`` is called there is nothing to save, and a stop ends the process at once, even while the
-    main thread is busy loading a model.
+    All that came are in ``reasons``. Until ``saving_starts`` is called there is nothing to save, and a stop ends the
+    process at once, even while the main thread is busy loading a model.
 
     Args:
         end: Ends this process with an exit code, when there is no time left or nothing to save.
