@@ -97,7 +97,7 @@ def infer_gpus(
             nodes=layout.nodes,
             weights_on_disk=weights_on_disk,
         ),
-        explanation=tuple(_explained(model, model.facts, settings, choice, choice.taken)),
+        explanation=(*_explained(model, model.facts, settings, choice, choice.taken), *_too_long(request, model.facts)),
     )
 
 
@@ -280,6 +280,16 @@ def _explained(model: Model, facts: ModelFacts, settings: EngineSettings, choice
     )
     lines.append(wish + _room(taken))
     return lines
+
+
+def _too_long(request: CreateBatchCompletionsV1Request, facts: ModelFacts) -> list[str]:
+    """A warning, and no refusal: whether the worker's environment lifts the limit is not known here."""
+    model, longest = request.model_cfg, facts.longest_allowed
+    asked = model.max_model_len or model.max_context_length or 0
+    if longest is None or asked <= longest or model.rope_scaling:
+        return []
+    line = f"max_model_len {asked:,} is more than the {longest:,} of the model's config: vLLM will refuse it, unless "
+    return [line + "VLLM_ALLOW_LONG_MAX_MODEL_LEN is set in the worker's environment"]
 
 
 def _room(taken: Fit) -> str:

@@ -90,6 +90,8 @@ class ModelFacts(BaseModel):
     """Whether the head is the embedding."""
     max_length: int
     """Tokens of the longest sequence, if the request does not say otherwise."""
+    longest_allowed: int | None = None
+    """Most tokens that a request may say; None: not known."""
     dtype_bytes: int = 2
     """Of a weight as it is stored, where it is not quantized."""
     mixture: Mixture | None = None
@@ -125,6 +127,7 @@ def model_facts(config: Mapping[str, Any], stored_bytes: int | None = None) -> M
     mixture = _mixture(text, layers)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", model_type in ("gpt2", "gemma", "gemma2")))
     windowed = _windowed_layers(text)
+    max_length, longest = _lengths(text)
     return ModelFacts(
         model_type=model_type,
         layers=layers,
@@ -136,7 +139,8 @@ def model_facts(config: Mapping[str, Any], stored_bytes: int | None = None) -> M
         intermediate_size=_optional(text, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size") or 4 * hidden,
         gated=model_type not in _WITHOUT_GATE,
         tied=bool(tied),
-        max_length=_max_length(text),
+        max_length=max_length,
+        longest_allowed=longest,
         dtype_bytes=_DTYPE_BYTES.get(_dtype(text) or _dtype(config), 2),
         mixture=mixture,
         latent=_latent(text),
@@ -185,23 +189,29 @@ def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
     return _optional(config, "num_key_value_heads", "num_kv_heads", "n_head_kv") or heads
 
 
-def _max_length(config: Mapping[str, Any]) -> int:
-    """As vLLM derives it: the config's length, times the factor of a RoPE scaling that is not in it yet."""
+def _lengths(config: Mapping[str, Any]) -> tuple[int, int | None]:
+    """The longest sequence as vLLM derives it: what it takes by itself, and what it lets be asked for.
+
+    It is the config's length, times the factor of a RoPE scaling that is not in it yet.
+    """
     found = [length for name in _LENGTHS if (length := _optional(config, name)) is not None]
     # Command-R's own name for it stands above the others.
-    length = _optional(config, "model_max_length") or min(found, default=2048)
-    factor = 1.0
+    given = _optional(config, "model_max_length") or min(found, default=None)
+    if given is None:
+        return 2048, None
+    factor, short = 1.0, None
     for scaling in _rope_scalings(config):
         kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
         if kind in ("longrope", "su"):
             # The short one, for which the model is better, unless more is asked for.
-            return _optional(config, "original_max_position_embeddings") or length
-        given = scaling.get("factor")
-        if kind not in _SCALED_ALREADY and isinstance(given, int | float) and 0 < given < _LARGEST:
-            factor = float(given)
+            short = _optional(config, "original_max_position_embeddings")
+        value = scaling.get("factor")
+        if kind not in _SCALED_ALREADY and isinstance(value, int | float) and 0 < value < _LARGEST:
+            factor = float(value)
     if "gemma3" in str(config.get("model_type")):
-        return length
-    return max(1, min(int(length * factor), _LARGEST))
+        factor = 1.0
+    longest = max(1, min(int(given * factor), _LARGEST))
+    return short or longest, longest
 
 
 def _rope_scalings(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:

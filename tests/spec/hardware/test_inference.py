@@ -303,3 +303,18 @@ def test_less_room_than_a_batch_wants_is_told_and_so_is_what_costs_more() -> Non
     assert less[-1].endswith("wants 4.1 GiB; there is less, so fewer sequences run at once")
     priced = infer("Llama-3.1-70B-Instruct", replace(A100, price=4), replace(H100, price=6), max_model_len=8192)
     assert "passed over: 8 x nvidia-ampere-a100 (tensor parallel 8), which would fit, costs more" in priced.explanation
+
+
+def test_more_tokens_than_the_model_has_are_warned_of() -> None:
+    def last(**fields: Any) -> str:
+        return infer(LLAMA, H100, **fields).explanation[-1]
+
+    warning = "max_model_len 200,000 is more than the 131,072 of the model's config: vLLM will refuse it"
+    assert last(max_model_len=200_000).startswith(warning)
+    assert last(max_context_length=200_000).startswith(warning)
+    assert "refuse" not in last(max_model_len=131_072)
+    assert "refuse" not in last()
+    longer = a_request(LLAMA, max_model_len=200_000)
+    scaled = longer.model_cfg.model_copy(update={"rope_scaling": {"rope_type": "linear", "factor": 2}})
+    hardware = infer_gpus(longer.model_copy(update={"model_cfg": scaled}), Model(facts_of(LLAMA), "its config"), [H100])
+    assert "refuse" not in hardware.explanation[-1]

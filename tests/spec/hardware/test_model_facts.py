@@ -137,6 +137,13 @@ def test_the_longest_sequence_is_derived_as_vllm_does(config: dict[str, Any], le
     assert model_facts({**SMALL, **config}).max_length == length
 
 
+def test_a_model_with_a_short_and_a_long_length_may_be_asked_for_the_long_one() -> None:
+    phi = {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096}
+    facts = model_facts({**SMALL, **phi, "rope_scaling": {"type": "longrope"}})
+    assert (facts.max_length, facts.longest_allowed) == (4096, 131072)
+    assert model_facts(SMALL).longest_allowed is None, "where the config says nothing, anything may be asked for"
+
+
 def test_a_model_that_sees_has_its_language_models_config_nested() -> None:
     vision = {"hidden_size": 32, "num_hidden_layers": 3, "intermediate_size": 100}
     nested = model_facts({"model_type": "x", "text_config": {**SMALL, "model_type": "x_text"}, "vision_config": vision})
