@@ -15,13 +15,18 @@ _FOLDERS = frozenset({"coreml", "metal", "onnx", "openvino", "original"})
 _OF_TRAINING = re.compile(r"(optimizer|scheduler|training_args|rng_state(_\d+)?)\.(bin|pt|pth)")
 _READS_SAFETENSORS = (None, "", "auto", "hf", "safetensors", "fastsafetensors", "mistral", "runai_streamer")
 """Of ``load_format``, the values for which vLLM reads safetensors where there are some."""
+_MISTRALS_OWN = re.compile(r"consolidated[^/]*\.safetensors")
+_AT_THE_TOP = re.compile(r"[^/]*\.safetensors")
+_READS_MISTRALS_OWN = (None, "", "auto", "mistral")
+"""Those for which vLLM (0.32) reads Mistral's own files, where there are some, and no others."""
 
 
 def needed_files(names: Iterable[str], load_format: str | None = None) -> list[str]:
     """Choose the files that an engine needs, in order.
 
     Left out are hidden files, folders of other programs' formats, what a training left behind, and, where there are
-    safetensors and nothing else is asked for, the same weights in other formats.
+    safetensors and nothing else is asked for, the same weights in other formats: of Mistral's repositories, which hold
+    all weights twice, those that vLLM does not read.
 
     Args:
         names: Paths relative to the checkpoint, with slashes.
@@ -29,7 +34,9 @@ def needed_files(names: Iterable[str], load_format: str | None = None) -> list[s
     """
     found = sorted(name for name in names if not _is_never_needed(name))
     if load_format in _READS_SAFETENSORS and any(name.endswith(_SAFETENSORS) for name in found):
-        return [name for name in found if not name.endswith(_OTHER_WEIGHTS)]
+        found = [name for name in found if not name.endswith(_OTHER_WEIGHTS)]
+    if load_format in _READS_MISTRALS_OWN and any(map(_MISTRALS_OWN.fullmatch, found)):
+        return [name for name in found if _MISTRALS_OWN.fullmatch(name) or not _AT_THE_TOP.fullmatch(name)]
     return found
 
 

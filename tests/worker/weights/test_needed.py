@@ -38,6 +38,15 @@ def test_mistrals_own_files_stay() -> None:
     assert needed_files(names) == names
 
 
+def test_of_weights_that_are_there_twice_those_are_needed_that_vllm_reads() -> None:
+    """As in mistralai/Mistral-7B-Instruct-v0.3."""
+    names = ["config.json", "consolidated.safetensors", "model-1.safetensors", "params.json", "vision/own.safetensors"]
+    once = [name for name in names if name != "model-1.safetensors"]
+    assert needed_files(names) == needed_files(names, "auto") == needed_files(names, "mistral") == once
+    assert needed_files(names, "safetensors") == names
+    assert needed_files([*names[2:], "other/consolidated.safetensors"], "auto")[0] == "model-1.safetensors"
+
+
 def test_other_weights_are_needed_where_there_are_no_safetensors() -> None:
     names = ["config.json", "pytorch_model-1.bin", "pytorch_model.bin.index.json"]
     assert needed_files([*names, "training_args.bin"]) == names
