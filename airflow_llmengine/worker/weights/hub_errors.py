@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator
 
-from airflow_llmengine.storage.errors import StorageError
+from airflow_llmengine.storage.errors import StorageDeniedError, StorageError
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 
 _BUSY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _HTTP_LIBRARIES = ("httpcore", "httpx", "httpx2", "requests", "urllib3")
 """Which of them the hub's client uses depends on its version."""
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""What the system answers to who may not write."""
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 
 
@@ -54,7 +58,9 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
     if "HFValidationError" in kinds:
         return ModelNotFoundError(f"{named} is neither a directory nor an id of the Hugging Face hub")
     if "GatedRepoError" in kinds:
-        return ModelNotFoundError(f"{named} is gated on the Hugging Face hub: accept its terms there, and set HF_TOKEN")
+        return ModelNotFoundError(
+            f"{named} is gated on the Hugging Face hub: accept its terms there, and set HF_TOKEN to a token of who has"
+        )
     if "RevisionNotFoundError" in kinds:
         return ModelNotFoundError(f"{named} has no revision {revision!r} on the Hugging Face hub")
     if "RepositoryNotFoundError" in kinds:
@@ -80,7 +86,10 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
         )
     local = next((cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror), None)
     reason = type(error).__name__ if local is None else str(local.strerror).lower()
-    return StorageError(f"{named} can't be fetched from the Hugging Face hub into HF_HOME: {reason}.")
+    sentence = f"{named} can't be fetched from the Hugging Face hub into HF_HOME: {reason}"
+    if local is not None and local.errno in _DENIED:
+        return StorageDeniedError(f"{sentence}; user {os.getuid()} must be able to write there.")
+    return StorageError(f"{sentence}.")
 
 
 def _status(error: BaseException) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 from airflow_llmengine.worker.weights import hub as hub_module
 from airflow_llmengine.worker.weights.hub import LEFTOVER_SECONDS
+from airflow_llmengine.worker.weights.hub_errors import explain
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 from airflow_llmengine.worker.weights.model_source import ModelSource
 from tests.waiting import wait_until
@@ -295,6 +297,20 @@ def test_a_cache_that_can_not_be_written_to_serves_what_it_has(hub: HubServer, m
     monkeypatch.setattr(hub_module, "one_at_a_time", refuse)
     assert find() == first
     assert hub.kinds() == {"model": 1}
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "retry_helps"),
+    [
+        (errno.EROFS, r"HF_HOME: read-only file system; user \d+ must be able to write there\.", False),
+        (errno.ENOSPC, r"HF_HOME: no space left on device\.", True),
+    ],
+)
+def test_a_cache_that_takes_nothing(number: int, said: str, retry_helps: bool) -> None:
+    told = explain(OSError(number, os.strerror(number)), named="model_config.model: 'org/small'", revision=None)
+    assert re.search(said, str(told))
+    assert isinstance(told, StorageError)
+    assert told.retry_helps is retry_helps
 
 
 def test_progress_is_told(hub: HubServer, caplog: pytest.LogCaptureFixture) -> None:
