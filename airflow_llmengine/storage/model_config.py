@@ -72,12 +72,19 @@ def read_model(storage: Storage, request: CreateBatchCompletionsV1Request) -> Mo
 def _in_folder(storage: Storage, path: str) -> Model:
     try:
         folder = storage.location(path)
-        return _model(_reader(folder), _sizer(folder), f"{CONFIG} in {folder}", f"{folder} has no {CONFIG} here")
+        return _model(_reader(folder), _sizer(folder), f"{CONFIG} in {folder}", lambda: _missing(folder))
     except StorageError as error:
         reason = f"{CONFIG} could not be read: {str(error).rstrip('.')}"
         raise _UnreadableError(reason, may_pass=error.retry_helps) from error
     except ValueError as error:
         raise _UnreadableError(f"{redact(path)} names no folder") from error
+
+
+def _missing(folder: Location) -> str:
+    """Why there is no config; ``StorageError`` where there is not even a bucket."""
+    if not folder.is_local and next(iter(folder.walk()), None) is None:
+        return f"there is nothing below {folder}: check its spelling"
+    return f"{folder} has no {CONFIG}" + (" here" if folder.is_local else "")
 
 
 def _reader(folder: Location) -> _Read:
@@ -176,13 +183,13 @@ def _on_the_hub(model: CreateBatchCompletionsV1ModelConfig) -> Model:
         return int(told) if told.isdecimal() else None
 
     named = model.model if model.revision is None else f"{model.model} at {model.revision}"
-    return _model(read, size, f"{CONFIG} of {named} on the hub", f"{named} has no {CONFIG} on the hub")
+    return _model(read, size, f"{CONFIG} of {named} on the hub", lambda: f"{named} has no {CONFIG} on the hub")
 
 
-def _model(read: _Read, size: _Size, source: str, missing: str) -> Model:
+def _model(read: _Read, size: _Size, source: str, missing: Callable[[], str]) -> Model:
     text = read(CONFIG)
     if text is None:
-        raise _UnreadableError(missing)
+        raise _UnreadableError(missing())
     config = _object(text)
     if config is None:
         raise _UnreadableError(f"{source} is not a JSON object")

@@ -123,6 +123,17 @@ def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path, monkeypatch: p
     assert "more than such a file ever has" in read(checkpoint_path=str(tmp_path)).source
 
 
+def test_a_place_in_a_store_where_nothing_is(s3: Place) -> None:
+    s3.at("half/weights.bin").replace(b"x")
+    assert read(s3.storage, checkpoint_path=f"{s3.base}/half").source == f"{s3.base}/half has no config.json"
+    nothing = read(s3.storage, checkpoint_path=f"{s3.base}/hal")
+    assert nothing.source == f"there is nothing below {s3.base}/hal: check its spelling"
+    no_bucket = read(s3.storage, checkpoint_path="s3://no-such-bucket-here/model")
+    assert no_bucket.source.endswith("the bucket does not exist; create it or correct its name")
+    assert not nothing.may_pass
+    assert not no_bucket.may_pass
+
+
 def test_a_store_that_refuses_is_said_and_one_that_does_not_answer_may_pass(s3: Place, s3_server: S3Server) -> None:
     anything: Any = {"matches": lambda *_request: True, "times": 1000}
     s3_server.faults = [Fault("GET", status=403, code="AccessDenied", **anything)]
