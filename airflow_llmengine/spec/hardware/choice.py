@@ -77,7 +77,10 @@ def _attempts(
     if fault:
         yield Tried(gpu, 0, None, fault)
         return
-    for count in gpu_counts(asked, gpu.per_node):
+    counts = gpu_counts(asked, gpu.per_node)
+    if not counts:
+        yield Tried(gpu, 0, None, f"a node has {gpu.per_node} at most, too few for so many pipeline stages")
+    for count in counts:
         fault = _count_fault(gpu, count, asked, type_given=type_given)
         if fault:
             yield Tried(gpu, count, None, fault)

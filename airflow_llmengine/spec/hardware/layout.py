@@ -139,5 +139,4 @@ def gpu_counts(asked: Parallelism, most: int) -> list[int]:
         # Stages that were not asked for are one for each node.
         return [max(1, asked.tensor * (asked.pipeline or asked.nodes) // asked.nodes)]
     step = 1 if asked.pipeline is None else asked.pipeline // gcd(asked.pipeline, asked.nodes)
-    # What is too much for any node is tried too, so that it is said to be.
-    return [step * 2**power for power in range(11) if step * 2**power <= most] or [step]
+    return [step * 2**power for power in range(11) if step * 2**power <= most]

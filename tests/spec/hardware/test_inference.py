@@ -318,3 +318,8 @@ def test_more_tokens_than_the_model_has_are_warned_of() -> None:
     scaled = longer.model_cfg.model_copy(update={"rope_scaling": {"rope_type": "linear", "factor": 2}})
     hardware = infer_gpus(longer.model_copy(update={"model_cfg": scaled}), Model(facts_of(LLAMA), "its config"), [H100])
     assert "refuse" not in hardware.explanation[-1]
+
+
+def test_more_pipeline_stages_than_a_node_has_gpus_are_said_to_be() -> None:
+    said = refusal(LLAMA, A10, pipeline_parallel_size=16)
+    assert "nvidia-ampere-a10: a node has 8 at most, too few for so many pipeline stages; give numbers that go" in said

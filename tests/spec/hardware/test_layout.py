@@ -126,7 +126,7 @@ def test_of_an_unknown_model_all_gpus_share_each_layer() -> None:
         (Parallelism(nodes=2, tensor=8), 8, [8]),
         (Parallelism(nodes=2, tensor=16, pipeline=1), 8, [8]),
         (Parallelism(pipeline=3), 8, [3, 6]),
-        (Parallelism(pipeline=16), 8, [16]),
+        (Parallelism(pipeline=16), 8, []),
         (Parallelism(nodes=2, pipeline=2), 8, [1, 2, 4, 8]),
         (Parallelism(nodes=2, pipeline=4), 8, [2, 4, 8]),
     ],
