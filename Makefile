@@ -15,7 +15,7 @@ LOCKS := requirements/test.txt requirements/torch-cpu.txt requirements/model.txt
 PYTEST_ARGS ?=
 # Tests run in a process for each core, four at most; PROCESSES=1 runs them one after another.
 PROCESSES ?= auto
-PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4
 
 .PHONY: help
 help: ## List the targets
