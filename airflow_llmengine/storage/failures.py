@@ -97,7 +97,7 @@ class Failure:
 
 def diagnose(exception: BaseException, caller: Caller | None = None) -> Failure:
     """What ``exception``, raised by a store, means."""
-    chain = list(_causes(exception))
+    chain = list(causes(exception))
     status = http_status(exception)
     code = error_code(exception)
     names = {base.__name__ for cause in chain for base in type(cause).__mro__}
@@ -165,7 +165,7 @@ def is_transient(exception: BaseException) -> bool:
 
 def http_status(exception: BaseException) -> int | None:
     """The HTTP status that an object store answered, if that is what ``exception`` came from."""
-    for cause in _causes(exception):
+    for cause in causes(exception):
         response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -184,7 +184,7 @@ def http_status(exception: BaseException) -> int | None:
 
 def error_code(exception: BaseException) -> str | None:
     """The error code that an object store answered (``NoSuchBucket``, ``SlowDown``), if it gave one."""
-    for cause in _causes(exception):
+    for cause in causes(exception):
         response = getattr(cause, "response", None)
         if isinstance(response, Mapping):
             code = response.get("Error", {}).get("Code")
@@ -262,7 +262,8 @@ def _endpoint(chain: list[BaseException]) -> str:
     return "the store"
 
 
-def _causes(exception: BaseException) -> Iterator[BaseException]:
+def causes(exception: BaseException) -> Iterator[BaseException]:
+    """An exception, what caused it, what caused that, and so on."""
     cause: BaseException | None = exception
     for _ in range(10):  # a chain is never longer; this guards against one that bites its tail
         if cause is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
 
 from airflow_llmengine.storage.errors import StorageDeniedError, StorageError
+from airflow_llmengine.storage.failures import causes
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 
 _BUSY_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -27,13 +27,13 @@ def is_unreachable(error: BaseException) -> bool:
     """Whether no answer came at all."""
     return _status(error) is None and any(
         type(cause).__module__.partition(".")[0] in _HTTP_LIBRARIES or isinstance(cause, ConnectionError | TimeoutError)
-        for cause in _causes(error)
+        for cause in causes(error)
     )
 
 
 def seconds_asked_for(error: BaseException) -> float | None:
     """How long the hub asks to wait: by ``Retry-After``, or by when its window of requests begins anew."""
-    for cause in _causes(error):
+    for cause in causes(error):
         headers = getattr(getattr(cause, "response", None), "headers", None)
         if headers is None:
             continue
@@ -54,7 +54,7 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
         named: The field and its value, such as ``model_config.model: 'org/name'``.
         revision: The revision that was asked for.
     """
-    kinds = {kind.__name__ for cause in _causes(error) for kind in type(cause).__mro__}
+    kinds = {kind.__name__ for cause in causes(error) for kind in type(cause).__mro__}
     if "HFValidationError" in kinds:
         return ModelNotFoundError(f"{named} is neither a directory nor an id of the Hugging Face hub")
     if "GatedRepoError" in kinds:
@@ -84,7 +84,7 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
             f"{named} is neither a directory nor in the local cache, and the Hugging Face hub can't be reached; try "
             "again later."
         )
-    local = next((cause for cause in _causes(error) if isinstance(cause, OSError) and cause.strerror), None)
+    local = next((cause for cause in causes(error) if isinstance(cause, OSError) and cause.strerror), None)
     reason = type(error).__name__ if local is None else str(local.strerror).lower()
     sentence = f"{named} can't be fetched from the Hugging Face hub into HF_HOME: {reason}"
     if local is not None and local.errno in _DENIED:
@@ -93,17 +93,8 @@ def explain(error: Exception, *, named: str, revision: str | None) -> ModelNotFo
 
 
 def _status(error: BaseException) -> int | None:
-    for cause in _causes(error):
+    for cause in causes(error):
         status = getattr(getattr(cause, "response", None), "status_code", None)
         if isinstance(status, int):
             return status
     return None
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    for _ in range(10):  # a chain is never longer; this guards against one that bites its tail
-        if cause is None:
-            return
-        yield cause
-        cause = cause.__cause__
