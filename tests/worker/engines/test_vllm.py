@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from airflow_llmengine.worker.engines import vllm
+from airflow_llmengine.worker.engines import vllm, vllm_environment
 from airflow_llmengine.worker.engines.base import EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.vllm_plugin import PLUGIN_NAME
@@ -30,7 +30,7 @@ def environment() -> Iterator[os._Environ[str]]:
 
 
 def prepare(source: ModelSource = SOURCE, *, quiet: bool = False, **arguments: Any) -> None:
-    vllm._prepare_environment(arguments, source, quiet=quiet)
+    vllm_environment.prepare_environment(arguments, source, quiet=quiet)
 
 
 def test_what_vllm_finds_in_its_environment(environment: os._Environ[str]) -> None:
