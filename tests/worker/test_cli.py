@@ -99,7 +99,7 @@ def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture, monk
     # Whatever is asked for, what may belong to a worker at work is left alone.
     assert main(["clean", str(job.output), "--older-than", "0s"]) == ExitCode.DONE
     assert job.committed()
-    monkeypatch.setattr("airflow_llmengine.worker.cli.HEARTBEAT_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("airflow_llmengine.worker.command_line.jobs.HEARTBEAT_TIMEOUT_SECONDS", 0.05)
     time.sleep(0.1)
     capsys.readouterr()
     assert main(["clean", str(job.output), "--older-than", "0.1s", "--dry-run"]) == ExitCode.DONE

@@ -1,0 +1,1 @@
+"""The commands of ``llmengine-batch``: what each is told, and what it does."""

@@ -1,0 +1,41 @@
+"""From the text of an argument to its value; what can't be one is told by argparse."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A whole number, ``least`` or more."""
+
+    def whole_number(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{number} is less than {least}")
+        return number
+
+    return whole_number
+
+
+def rate(text: str) -> float:
+    """A share, from 0 to 1."""
+    try:
+        share = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1") from None
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return share
+
+
+def seconds(text: str) -> float:
+    """An age with its unit, such as ``12h``, in seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an age such as 90s, 30m, 12h or 7d")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]

@@ -1,0 +1,58 @@
+"""The storage and the request that a command works with."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.validation import RequestInvalidError
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.attempt import JobMismatchError, explain_by_version
+from airflow_llmengine.worker.environment import REQUEST_PREFIX, storage_caller, take_request, take_storage_options
+from airflow_llmengine.worker.launcher_pipe import LauncherPipe
+from airflow_llmengine.worker.stopping import Stop
+
+
+def open_storage(options: argparse.Namespace, stop: Stop | None = None) -> Storage:
+    """Storage as a launcher has it, if one started this, and else as the environment says.
+
+    With ``stop``, the launcher's end is this process's end.
+    """
+    pipe = None if stop is None or options.control_fd is None else LauncherPipe(options.control_fd)
+    sent = None if pipe is None else pipe.read_storage_options()
+    caller = storage_caller(sent) if getattr(options, "launched", False) else None
+    storage = Storage(take_storage_options(sent), caller=caller)
+    if pipe is not None and stop is not None:
+        pipe.watch(stop, options.grace_seconds)
+    return storage
+
+
+def read_request(storage: Storage, source: str) -> bytes:
+    """The request's JSON text, from where ``REQUEST_HELP`` says."""
+    if source == "-":
+        return sys.stdin.buffer.read()
+    if source.startswith(REQUEST_PREFIX):
+        return take_request(source.removeprefix(REQUEST_PREFIX))
+    return storage.location(source).read_bytes()
+
+
+def read_job_request(storage: Storage, options: argparse.Namespace) -> CreateBatchCompletionsV1Request:
+    """The request of a job to work on.
+
+    Raises:
+        RequestInvalidError: It can't be run.
+        JobMismatchError: It can't be run here, because another version has launched the job.
+    """
+    source = read_request(storage, options.request)
+    try:
+        return validate_request(source)
+    except RequestInvalidError as error:
+        if options.launched:
+            try:
+                explain_by_version(storage, source)
+            except JobMismatchError as version:
+                refusals = "; ".join(map(str, error.refusals))
+                raise JobMismatchError(f"the request can't be run here: {refusals}; {version}") from None
+        raise
