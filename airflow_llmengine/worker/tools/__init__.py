@@ -1,0 +1,1 @@
+"""What a model may use while it writes: an interpreter for the Python code in its completion."""
