@@ -29,6 +29,7 @@ from airflow_llmengine.exceptions import (
     ImagePullError,
     JobInterruptedError,
     LLMEngineError,
+    ModelSizeUnknownError,
     NodeLostError,
     PodDeletedError,
     PodEvictedError,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _ENDED_BY_OTHERS = (PodPreemptedError, PodEvictedError, NodeLostError, PodDeletedError, JobInterruptedError)
 _NO_ROOM = (PodQuotaError, PodUnschedulableError, ImagePullError)
 _BROKEN = (
+    ModelSizeUnknownError,
     EngineDiedError,
     StorageFailedError,
     ClusterUnavailableError,
@@ -66,7 +68,7 @@ class LLMEngineRetryPolicy(RetryPolicy):
     ================================================  ==========================================================
     preempted, evicted, deleted, node lost, stopped   ``after_disruption``, always the same
     no room in quota or cluster, image not pulled     ``for_room``, twice as long after each try
-    engine, storage, API or worker failed             ``after_fault``, twice as long after each try
+    hub, engine, storage, API or worker failed        ``after_fault``, twice as long after each try
     any error after which a retry does not help       none: the task fails
     anything else                                     the task's own ``retry_delay``
     ================================================  ==========================================================

@@ -19,6 +19,7 @@ from airflow_llmengine.exceptions import (
     EngineDiedError,
     JobIncompleteError,
     LLMEngineError,
+    ModelSizeUnknownError,
     NodeLostError,
     PodPreemptedError,
     PodQuotaError,
@@ -48,10 +49,9 @@ def test_a_full_cluster_is_waited_for_longer_and_longer(kind: type[LLMEngineErro
     assert wait(kind("said"), 10_000) == timedelta(hours=1)
 
 
-def test_a_fault_is_given_time_to_pass() -> None:
-    assert [wait(EngineDiedError("said"), number) for number in (1, 2, 3)] == [
-        timedelta(minutes=minutes) for minutes in (1, 2, 4)
-    ]
+@pytest.mark.parametrize("kind", [EngineDiedError, ModelSizeUnknownError])
+def test_a_fault_is_given_time_to_pass(kind: type[LLMEngineError]) -> None:
+    assert [wait(kind("said"), number) for number in (1, 2, 3)] == [timedelta(minutes=minutes) for minutes in (1, 2, 4)]
 
 
 def test_what_does_not_help_is_not_tried() -> None:
