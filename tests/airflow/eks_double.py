@@ -9,8 +9,6 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -101,14 +99,3 @@ class EksDouble:
         """The arguments with which the command was run."""
         calls = self.folder / "calls"
         return calls.read_text().splitlines() if calls.exists() else []
-
-
-@contextmanager
-def moto_server() -> Iterator[S3Server]:
-    """Moto's server, which knows EKS, too."""
-    server = S3Server()
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()

@@ -24,10 +24,8 @@ from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, Fault, S3Server
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from airflow_llmengine.exceptions import ClusterUnavailableError, ConnectionUnus
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.hooks.eks_access import RENEW_SECONDS, EksAccess, EksCluster, shared_access
 from airflow_llmengine.triggers.eks import LLMEngineEksPodTrigger
-from tests.airflow.eks_double import REGION, EksDouble, moto_server
+from tests.airflow.eks_double import REGION, EksDouble
 from tests.storage.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 
 HOUR = 3600.0
@@ -63,7 +63,8 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def aws() -> Iterator[S3Server]:
-    with moto_server() as server:
+    # Moto knows EKS, too.
+    with S3Server.running() as server:
         yield server
 
 

@@ -210,10 +210,8 @@ def add_connections(airflow: Airflow, s3: S3Server) -> None:
 
 @pytest.fixture
 def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 @pytest.mark.scheduler

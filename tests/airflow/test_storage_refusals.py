@@ -26,10 +26,8 @@ TO_AIRFLOW = "to the credentials of store"
 
 @pytest.fixture(scope="module")
 def _server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 @pytest.fixture

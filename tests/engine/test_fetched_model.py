@@ -23,10 +23,8 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 @pytest.fixture

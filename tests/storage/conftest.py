@@ -41,11 +41,9 @@ class Place:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    server.client.create_bucket(Bucket=BUCKET)
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        server.client.create_bucket(Bucket=BUCKET)
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +80,17 @@ class S3Server:
     """The address at which it listens."""
     ignores_conditions: bool = False
     """Stands for a store that knows nothing of conditional puts and overwrites."""
+
+    @classmethod
+    @contextmanager
+    def running(cls) -> Iterator[S3Server]:
+        """A server for as long as the block takes."""
+        server = cls()
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
 
     def start(self) -> None:
         moto = DomainDispatcherApplication(create_backend_app)

@@ -37,10 +37,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 def set_variables(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> None:

@@ -18,11 +18,9 @@ RECORDS = [{"prompt": f"{number} {'x' * 1000}"} for number in range(1000)]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    server.client.create_bucket(Bucket=BUCKET)
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        server.client.create_bucket(Bucket=BUCKET)
+        yield server
 
 
 def put(server: S3Server, key: str, data: bytes) -> None:

@@ -18,10 +18,8 @@ QUICK = RetryPolicy(attempts=8, total_seconds=20, first_wait_seconds=0.01, longe
 
 @pytest.fixture(scope="session")
 def _server() -> Iterator[S3Server]:
-    server = S3Server()
-    server.start()
-    yield server
-    server.stop()
+    with S3Server.running() as server:
+        yield server
 
 
 @pytest.fixture
