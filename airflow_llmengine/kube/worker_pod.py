@@ -193,7 +193,7 @@ def _add_storage(
     variables = {"HOME": SCRATCH_PATH, "USER": "llmengine"}
     if resources.ranks:
         limit = (worker.resources.limits or {}).get("memory")
-        size = shared_memory_quantity(resources.ranks, None if limit is None else str(limit))
+        size = shared_memory_quantity(resources.ranks, None if limit is None else str(limit), resources.swap)
         memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
         add_volume(pod, worker, k8s.V1Volume(name="llmengine-shm", empty_dir=memory), "/dev/shm")  # noqa: S108
     if cluster.cache_volume is not None and role == "replica":

@@ -7,9 +7,11 @@ from typing import Literal
 
 from airflow_llmengine.kube.cluster import ClusterSettings
 from airflow_llmengine.kube.gpu_placement import GpuPlacement, gpu_placement
+from airflow_llmengine.spec.hardware.host_resources import swap_bytes
 from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.validation import Refusal, RequestInvalidError
 
 Role = Literal["replica", "collect"]
 """``replica``: a worker with an engine. ``collect``: puts finished shares together, without an engine."""
@@ -36,6 +38,8 @@ class WorkerResources:
     limits: dict[str, str] = field(default_factory=dict)
     ranks: int = 0
     """Processes of the engine that compute; 0: there is no engine."""
+    swap: int = 0
+    """Bytes of ``swap_space``, of all ranks."""
     gpus: int = 0
     placement: GpuPlacement | None = None
     """Where the GPUs are; None: there are none."""
@@ -57,7 +61,7 @@ def worker_resources(
         hardware: What was worked out for the model; None: nothing was.
 
     Raises:
-        RequestInvalidError: The platform has no such GPU.
+        RequestInvalidError: The platform has no such GPU, or the memory that is given does not hold ``swap_space``.
     """
     if role == "collect":
         return WorkerResources({"cpu": COLLECT_CPUS, "memory": _bytes(COLLECT_MEMORY)})
@@ -71,12 +75,17 @@ def worker_resources(
         for name, value in (("cpu", request.cpus), ("memory", request.memory), ("ephemeral-storage", request.storage))
         if value is not None
     }
-    defaults = _defaults(ranks, gpus, hardware)
+    swap = swap_bytes(request.model_cfg, ranks)
+    memory = None if request.memory is None else parse_quantity(str(request.memory))
+    if swap and memory is not None and swap >= memory:
+        reason = f"{request.memory} does not hold the swap_space of {_bytes(swap)} for {ranks} GPUs"
+        raise RequestInvalidError([Refusal("memory", reason, "give more, or leave one of them out")])
+    defaults = _defaults(ranks, gpus, hardware, swap)
     devices = {placement.resource: str(gpus)} if placement else {}
-    return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, ranks, gpus, placement)
+    return WorkerResources({**defaults, **given, **devices}, {**given, **devices}, ranks, swap, gpus, placement)
 
 
-def _defaults(ranks: int, gpus: int, hardware: Hardware | None) -> dict[str, str]:
+def _defaults(ranks: int, gpus: int, hardware: Hardware | None, swap: int) -> dict[str, str]:
     host = hardware and hardware.host
     shared = shared_memory(ranks, None)
     if host:
@@ -84,7 +93,7 @@ def _defaults(ranks: int, gpus: int, hardware: Hardware | None) -> dict[str, str
         return {"cpu": str(host.cores), "memory": _bytes(host.memory + shared), **storage}
     return {
         "cpu": str(CPUS_PER_GPU * gpus if gpus else CPUS_WITHOUT_GPU),
-        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared),
+        "memory": _bytes((MEMORY_PER_GPU * gpus if gpus else MEMORY_WITHOUT_GPU) + shared + swap),
     }
 
 
@@ -98,21 +107,23 @@ def worker_ranks(request: CreateBatchCompletionsV1Request) -> int:
     return max(1, tensor * (model.pipeline_parallel_size or nodes) // nodes)
 
 
-def shared_memory(ranks: int, memory_limit: str | None) -> int:
+def shared_memory(ranks: int, memory_limit: str | None, swap: int = 0) -> int:
     """Most bytes of ``/dev/shm``.
 
     The engine's processes hand each other tensors and messages through it, and NCCL its buffers where GPUs can't reach
     one another directly; the 64 MiB that a container has otherwise end in a bus error. 1 GiB for each rank and one
     for the engine itself is what deployments of vLLM give; only what is written takes memory. It counts as memory of
-    the container, so where that has a limit it is at most half of it.
+    the container, so where that has a limit it is at most half of what ``swap_space`` leaves, which vLLM keeps there
+    too, and takes at once.
 
     Args:
         ranks: Processes of the engine that compute.
         memory_limit: The limit of the container as a quantity; None: none.
+        swap: Bytes of ``swap_space``, of all ranks.
     """
     wanted = (1 + ranks) * GIB
     limit = None if memory_limit is None else parse_quantity(memory_limit)
-    return wanted if limit is None else max(1, min(wanted, int(limit / 2)))
+    return swap + (wanted if limit is None else max(1, min(wanted, int((limit - swap) / 2))))
 
 
 def _bytes(amount: int) -> str:
@@ -123,6 +134,6 @@ def _bytes(amount: int) -> str:
     return str(amount)
 
 
-def shared_memory_quantity(ranks: int, memory_limit: str | None) -> str:
+def shared_memory_quantity(ranks: int, memory_limit: str | None, swap: int = 0) -> str:
     """``shared_memory`` as Kubernetes writes it."""
-    return _bytes(shared_memory(ranks, memory_limit))
+    return _bytes(shared_memory(ranks, memory_limit, swap))

@@ -45,9 +45,9 @@ def worked_out(
     from airflow_llmengine.spec.validation import RequestInvalidError
 
     on_disk = _weights_on_disk(settings, request)
-    if settings.cluster.accelerator == "none":
-        return request, infer_without_gpus(request, model, weights_on_disk=on_disk)
     try:
+        if settings.cluster.accelerator == "none":
+            return request, infer_without_gpus(request, model, weights_on_disk=on_disk)
         hardware = infer_gpus(request, model, settings.cluster.gpus, weights_on_disk=on_disk)
     except RequestInvalidError as error:
         if model.facts is None and model.may_pass:

@@ -60,7 +60,7 @@ def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
         *_hardware_refusals(request),
         *_content_refusals(request),
         *_size_refusals(request),
-        *model_refusals(request.model_cfg),
+        *model_refusals(request),
         *_label_refusals("model_config.labels", request.model_cfg.labels),
     ]
 

@@ -1,7 +1,8 @@
-"""What of ``model_config`` today's vLLM, or this version of the worker, can't bring about.
+"""What of ``model_config`` today's vLLM can't bring about, and what of it contradicts itself.
 
 A field that is accepted and then ignored would be a defect, so each that has no effect is refused, with what to use
-instead. A value that asks for nothing (``enable_auto_tool_choice: false``) is no reason to refuse.
+instead; which those are says ``engine_fields``. A value that asks for nothing (``enable_auto_tool_choice: false``) is
+no reason to refuse. What only the installed vLLM or the model's files can tell, the worker refuses before it loads.
 """
 
 from __future__ import annotations
@@ -9,39 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airflow_llmengine.spec.check_paths import checkpoint_refusals
-from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
+from airflow_llmengine.spec.engine_fields import Becomes, fields_that_become
+from airflow_llmengine.spec.multimodal_limits import multimodal_limits
+from airflow_llmengine.spec.replica_nodes import nodes_of
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig, CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.rope_scaling import rope_type
 from airflow_llmengine.spec.validation import Refusal
 from airflow_llmengine.spec.wire_faults import shown_number
-
-_GONE = {
-    "max_seq_len_to_capture": (
-        "vLLM no longer has it, and what came after it counts tokens of a batch, not of a sequence",
-        "leave it out; to run without CUDA graphs, give enforce_eager: true",
-    ),
-    "quantization_param_path": (
-        "vLLM no longer has it: the scales of an FP8 KV cache come with the checkpoint",
-        "use a checkpoint that holds them, and cache_dtype: fp8",
-    ),
-    "override_neuron_config": (
-        "vLLM no longer has it: the Neuron device is a plugin with settings of its own",
-        "leave it out",
-    ),
-    "swap_space": (
-        "vLLM no longer swaps sequences to CPU memory: it computes them again",
-        "leave it out; if sequences are preempted often, lower max_num_seqs",
-    ),
-}
-
-_NOT_YET = {
-    "limit_mm_per_prompt": "",
-    "rope_scaling": {},
-    "skip_tokenizer_init": False,
-    "mm_processor_kwargs": {},
-    "tool_call_parser": None,
-    "enable_auto_tool_choice": False,
-    "response_role": "assistant",
-}
-"""Fields that a later version brings, each with the value that asks for nothing."""
 
 _AT_LEAST_ONE = (
     "max_num_seqs",
@@ -58,20 +33,57 @@ _SAME = (("num_shards", "tensor_parallel_size"), ("max_context_length", "max_mod
 """Names of one thing, the contract's own first and vLLM's second."""
 
 
-def model_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:
+def model_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
     """Refuse what contradicts itself, what is out of bounds, and what would have no effect."""
+    model = request.model_cfg
     for older, newer in _SAME:
         if model.is_given(older) and model.is_given(newer) and getattr(model, older) != getattr(model, newer):
             values = [shown_number(getattr(model, name)) for name in (older, newer)]
             reason = f"is {values[0]}, but {newer}, which means the same, is {values[1]}"
             yield Refusal(f"model_config.{older}", reason, "give one of the two")
     yield from _bound_refusals(model)
-    for name, (reason, remedy) in _GONE.items():
-        if model.is_given(name):
-            yield Refusal(f"model_config.{name}", reason, remedy)
-    for name, no_effect in _NOT_YET.items():
-        if model.is_given(name) and getattr(model, name) != no_effect:
-            yield Refusal(f"model_config.{name}", "not supported yet", "leave it out")
+    for field in fields_that_become(Becomes.REFUSED):
+        if model.is_given(field.name):
+            yield Refusal(f"model_config.{field.name}", field.sentence, field.remedy)
+    yield from _tool_call_refusals(model)
+    yield from _translation_refusals(model)
+    yield from _swap_space_refusals(request)
+    if model.skip_tokenizer_init and request.content is not None:
+        reason = "works from token ids to token ids, and the prompts of content are text"
+        yield Refusal("model_config.skip_tokenizer_init", reason, "leave it out, or give records with token ids")
+
+
+def _tool_call_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:
+    if model.enable_auto_tool_choice and not model.tool_call_parser:
+        reason = "needs to know how this model writes tool calls"
+        yield Refusal("model_config.enable_auto_tool_choice", reason, "give tool_call_parser too")
+    if model.tool_call_parser and not model.enable_auto_tool_choice:
+        # So vLLM has it: without the one it never looks at the other.
+        reason = "has no effect by itself"
+        yield Refusal("model_config.tool_call_parser", reason, "give enable_auto_tool_choice: true too")
+
+
+def _translation_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:
+    if model.limit_mm_per_prompt is not None:
+        try:
+            multimodal_limits(model.limit_mm_per_prompt)
+        except ValueError as error:
+            remedy = 'write it as image=2,video=1 or as {"image": 2}'
+            yield Refusal("model_config.limit_mm_per_prompt", str(error), remedy)
+    if model.rope_scaling and rope_type(model.rope_scaling) is None:
+        remedy = "give it, as the model's documentation has it, for example yarn"
+        yield Refusal("model_config.rope_scaling", "names no rope_type", remedy)
+
+
+def _swap_space_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
+    space = request.model_cfg.swap_space
+    if space is None:
+        return
+    if space < 0:
+        yield Refusal("model_config.swap_space", f"must be 0 or more, not {shown_number(space)}")
+    elif space and nodes_of(request) > 1:
+        reason = "is memory that the processes of one node share, and nodes_per_worker is more than 1"
+        yield Refusal("model_config.swap_space", reason, "leave it out; to preempt less, lower max_num_seqs")
 
 
 def _bound_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:

@@ -222,10 +222,26 @@ def test_each_rank_has_a_gpu(model: dict[str, Any], gpus: str) -> None:
         ({"memory": "2Gi"}, "1Gi"),
         ({"memory": 1048576}, "524288"),
         ({"pod": with_container(resources={"limits": {"memory": "3Gi"}})}, "1536Mi"),
+        ({"model_config": {"model": "m", "num_shards": 2, "swap_space": 4}}, "11Gi"),
+        ({"model_config": {"model": "m", "swap_space": 1.5}, "memory": "3Gi"}, "2304Mi"),
     ],
 )
 def test_shared_memory_grows_with_the_ranks_and_leaves_half_of_a_limit(options: dict[str, Any], size: str) -> None:
     assert mounts_of(built(**options))["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+
+
+def test_memory_to_swap_to_is_asked_for_with_each_gpu() -> None:
+    def memory(**fields: Any) -> str:
+        return str(worker_of(built(**fields))["resources"]["requests"]["memory"])
+
+    model = {"model": "m", "num_shards": 2}
+    assert memory(model_config=model) == "35Gi"
+    assert memory(model_config={**model, "swap_space": 4}) == "43Gi"
+
+
+def test_memory_that_does_not_hold_what_is_swapped_is_refused() -> None:
+    with pytest.raises(RequestInvalidError, match="memory: 8Gi does not hold the swap_space of 8Gi for 2 GPUs"):
+        built(model_config={"model": "m", "num_shards": 2, "swap_space": 4}, memory="8Gi")
 
 
 # What a person gave stands

@@ -35,7 +35,7 @@ def test_null_is_no_second_input() -> None:
 
 def test_all_refusals_come_at_once() -> None:
     found = refused(
-        {"swap_space": 4, "labels": {"-": "x"}},
+        {"swap_space": -4, "labels": {"-": "x"}},
         input_data_path=None,
         output_data_path="",
         labels={"a": "b c"},
@@ -233,14 +233,15 @@ def test_two_names_of_one_thing_may_not_differ(older: str, newer: str) -> None:
         ({"max_seq_len_to_capture": 8192}, "model_config.max_seq_len_to_capture: vLLM no longer has it"),
         ({"quantization_param_path": "s.json"}, "model_config.quantization_param_path: vLLM no longer has it"),
         ({"override_neuron_config": {}}, "model_config.override_neuron_config: vLLM no longer has it"),
-        ({"swap_space": 4}, "model_config.swap_space: vLLM no longer swaps"),
-        ({"limit_mm_per_prompt": "image=2"}, "model_config.limit_mm_per_prompt: not supported yet"),
-        ({"rope_scaling": {"type": "yarn"}}, "model_config.rope_scaling: not supported yet"),
-        ({"skip_tokenizer_init": True}, "model_config.skip_tokenizer_init: not supported yet"),
-        ({"mm_processor_kwargs": {"a": 1}}, "model_config.mm_processor_kwargs: not supported yet"),
-        ({"tool_call_parser": "hermes"}, "model_config.tool_call_parser: not supported yet"),
-        ({"enable_auto_tool_choice": True}, "model_config.enable_auto_tool_choice: not supported yet"),
-        ({"response_role": "bot"}, "model_config.response_role: not supported yet"),
+        ({"swap_space": -1}, "model_config.swap_space: must be 0 or more, not -1"),
+        ({"limit_mm_per_prompt": "image:2"}, "model_config.limit_mm_per_prompt: is neither a list such as image=2"),
+        ({"limit_mm_per_prompt": "image=1,image=2"}, "model_config.limit_mm_per_prompt: names a kind twice"),
+        ({"limit_mm_per_prompt": "{image"}, "model_config.limit_mm_per_prompt: is not valid JSON"),
+        ({"limit_mm_per_prompt": '{"image": -1}'}, "model_config.limit_mm_per_prompt: gives no number of items"),
+        ({"limit_mm_per_prompt": '{"image": {"count": "x"}}'}, "model_config.limit_mm_per_prompt: gives no number"),
+        ({"rope_scaling": {"factor": 2}}, "model_config.rope_scaling: names no rope_type"),
+        ({"tool_call_parser": "hermes"}, "model_config.tool_call_parser: has no effect by itself"),
+        ({"enable_auto_tool_choice": True}, "model_config.enable_auto_tool_choice: needs to know how"),
         (
             {"checkpoint_path": "https://host/weights"},
             "model_config.checkpoint_path: a checkpoint can't be fetched from",
@@ -279,10 +280,24 @@ def test_what_vllm_or_this_version_can_not_do_is_refused(model: dict[str, Any], 
         {"model": "s3://b/weights", "checkpoint_path": "gs://b/weights"},
         {"cache_dtype": "fp8", "disable_log_requests": True, "trust_remote_code": True, "enforce_eager": "True"},
         {"max_model_len": -1, "pipeline_parallel_size": 2, "block_size": 16, "enable_prefix_caching": False},
+        {"tool_call_parser": "hermes", "enable_auto_tool_choice": True, "response_role": "bot"},
+        {"swap_space": 4, "rope_scaling": {"type": "yarn", "factor": 2}, "skip_tokenizer_init": True},
+        {"limit_mm_per_prompt": '{"image": 2, "video": {"count": 1}}', "mm_processor_kwargs": {"a": 1}},
     ],
 )
 def test_what_can_be_done_passes(model: dict[str, Any]) -> None:
     assert refused(model) == {}
+
+
+def test_without_a_tokenizer_the_prompts_of_content_are_refused() -> None:
+    (line,) = refused({"skip_tokenizer_init": True}, input_data_path=None, content=content_with()).values()
+    assert line.startswith("model_config.skip_tokenizer_init: works from token ids to token ids")
+
+
+def test_memory_to_swap_to_is_for_one_node() -> None:
+    (line,) = refused({"swap_space": 4}, nodes_per_worker=2).values()
+    assert line.startswith("model_config.swap_space: is memory that the processes of one node share")
+    assert refused({"swap_space": 0}, nodes_per_worker=2) == {}
 
 
 def test_an_answer_of_no_tokens_is_refused() -> None:

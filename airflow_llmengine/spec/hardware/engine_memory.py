@@ -16,6 +16,7 @@ from airflow_llmengine.spec.hardware.model_facts import ModelFacts
 from airflow_llmengine.spec.hardware.quantization import Quantization, requested_quantization
 from airflow_llmengine.spec.hardware.weights import rank_bytes
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
+from airflow_llmengine.spec.rope_scaling import scaled_length
 
 MEMORY_UTILIZATION = 0.92
 """vLLM's own default of ``gpu_memory_utilization`` (0.32)."""
@@ -65,13 +66,18 @@ def engine_settings(model: CreateBatchCompletionsV1ModelConfig, facts: ModelFact
         quantization=quantization,
         plain_bytes=plain,
         cache_bytes=next((size for name, size in _CACHE_BYTES.items() if cache.startswith(name)), float(plain)),
-        max_length=facts.max_length if asked is None or asked < 1 else asked,
+        max_length=_longest(model, facts) if asked is None or asked < 1 else asked,
         starts_short=asked == -1,
         max_sequences=model.max_num_seqs,
         step_tokens=model.max_num_batched_tokens,
         utilization=model.gpu_memory_utilization or MEMORY_UTILIZATION,
         bfloat16=(model.dtype or "").lower() == "bfloat16",
     )
+
+
+def _longest(model: CreateBatchCompletionsV1ModelConfig, facts: ModelFacts) -> int:
+    """What vLLM takes as ``max_model_len`` by itself."""
+    return scaled_length(model.rope_scaling, facts.max_length) if model.rope_scaling else facts.max_length
 
 
 @dataclass(frozen=True, slots=True)

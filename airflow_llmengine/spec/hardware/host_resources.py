@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from airflow_llmengine.spec.hardware.gpus import GIB
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig
 
 CORES_OF_ENGINE = 2
 """The process that reads, tokenizes and writes, and the engine's scheduler; each rank has another core."""
@@ -28,12 +29,24 @@ class HostResources:
 
     cores: int
     memory: int
-    """Bytes, without shared memory."""
+    """Bytes, without the shared memory by which the engine's processes hand each other what they compute."""
     storage: int | None
     """Bytes of disk for the weights; None: they lie somewhere else."""
 
 
-def host_resources(*, ranks: int, checkpoint_bytes: int, nodes: int, weights_on_disk: bool) -> HostResources:
+def swap_bytes(model: CreateBatchCompletionsV1ModelConfig, ranks: int) -> int:
+    """Bytes of shared memory that ``swap_space`` takes on a node.
+
+    Args:
+        model: What is said of the engine.
+        ranks: Processes of the engine on this node, each with a GPU.
+    """
+    return ceil((model.swap_space or 0) * GIB) * ranks
+
+
+def host_resources(
+    *, ranks: int, checkpoint_bytes: int, nodes: int, weights_on_disk: bool, swap: int = 0
+) -> HostResources:
     """For an engine on GPUs.
 
     With several ranks each reads all files of the checkpoint for its part of every matrix: as much memory as they have
@@ -44,11 +57,12 @@ def host_resources(*, ranks: int, checkpoint_bytes: int, nodes: int, weights_on_
         checkpoint_bytes: Of all weights, as stored.
         nodes: Over which the layers are spread.
         weights_on_disk: Whether the pod's own disk takes the weights: they are fetched, and no volume keeps them.
+        swap: Bytes of ``swap_space``, of all ranks.
     """
     part = ceil(checkpoint_bytes / nodes)
     return HostResources(
         cores=CORES_OF_ENGINE + ranks,
-        memory=_gib(MEMORY_OF_ENGINE + MEMORY_OF_RANK * ranks + (part if ranks > 1 else 0)),
+        memory=_gib(MEMORY_OF_ENGINE + MEMORY_OF_RANK * ranks + (part if ranks > 1 else 0) + swap),
         storage=_gib(checkpoint_bytes + STORAGE_BESIDE_WEIGHTS) if weights_on_disk else None,
     )
 

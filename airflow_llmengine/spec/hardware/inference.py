@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from airflow_llmengine.spec.hardware.choice import Choice, Tried, choose
 from airflow_llmengine.spec.hardware.engine_memory import EngineSettings, Fit, engine_settings
 from airflow_llmengine.spec.hardware.gpus import GIB, Gpu, gpu_of
-from airflow_llmengine.spec.hardware.host_resources import HostResources, cpu_resources, host_resources
+from airflow_llmengine.spec.hardware.host_resources import HostResources, cpu_resources, host_resources, swap_bytes
 from airflow_llmengine.spec.hardware.kv_cache import TYPICAL_TOKENS, WANTED_SEQUENCES, kv_cache
 from airflow_llmengine.spec.hardware.layout import Layout, LayoutError, Parallelism, gpu_counts, layout_of
 from airflow_llmengine.spec.hardware.model_facts import ModelFacts
@@ -96,6 +96,7 @@ def infer_gpus(
             checkpoint_bytes=stored_bytes(model.facts),
             nodes=layout.nodes,
             weights_on_disk=weights_on_disk,
+            swap=swap_bytes(request.model_cfg, layout.gpus),
         ),
         explanation=(*_explained(model, model.facts, settings, choice, choice.taken), *_too_long(request, model.facts)),
     )
@@ -104,8 +105,15 @@ def infer_gpus(
 def infer_without_gpus(
     request: CreateBatchCompletionsV1Request, model: Model, *, weights_on_disk: bool = False
 ) -> Hardware:
-    """Work out cores, memory and disk of workers whose engine runs on the CPU."""
+    """Work out cores, memory and disk of workers whose engine runs on the CPU.
+
+    Raises:
+        RequestInvalidError: It asks for what only an engine with GPUs has.
+    """
     facts = model.facts
+    if request.model_cfg.swap_space:
+        reason = "is memory for each GPU, and the workers have none"
+        raise RequestInvalidError([Refusal("model_config.swap_space", reason, "leave it out")])
     if facts is None:
         return Hardware(None, None, None, (f"the model's size is not known: {model.source}",))
     settings = engine_settings(request.model_cfg, facts)

@@ -255,12 +255,37 @@ def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple
     parser.error = _refuse_arguments
     parsed = parser.parse_args(command_line(arguments))
     validate_parsed_serve_args(parsed)
+    _refuse_unknown_parsers(parsed)
+    if parsed.kv_offloading_size and current_platform.is_cpu():
+        raise ValueError("model_config.swap_space is memory for each GPU, and there is none here; leave it out")
     # As what vLLM is used decides how large its batches are by default. Those of its offline class are made for
     # throughput; its batch runner has none of its own, and gets very small ones.
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
         usage_context=UsageContext.LLM_CLASS, headless=headless
     )
+    if config.model_config.multimodal_config is None:
+        # vLLM would not even look at them.
+        for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
+            if arguments.get(name):
+                raise ValueError(f"model_config.{name} has no effect: the model takes text only; leave it out")
     return parsed, config
+
+
+def _refuse_unknown_parsers(parsed: Any) -> None:
+    """Load the parsers that come as plugins, as vLLM's server does, and refuse a parser that there is not."""
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    if parsed.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(parsed.tool_parser_plugin)
+    if parsed.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(parsed.reasoning_parser_plugin)
+    for where, name, known in (
+        ("model_config.tool_call_parser", parsed.tool_call_parser, ToolParserManager.list_registered()),
+        ("engine_args.reasoning_parser", parsed.reasoning_parser, ReasoningParserManager.list_registered()),
+    ):
+        if name and name not in known:
+            raise ValueError(f"{where}: there is no {name!r}; vLLM has {', '.join(sorted(known))}")
 
 
 def _refuse_arguments(message: str) -> None:

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from airflow_llmengine.spec.engine_fields import ENGINE_FIELDS, Becomes, EngineField
+from airflow_llmengine.spec.multimodal_limits import multimodal_limits
 from airflow_llmengine.spec.replica_nodes import node_layout
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig, CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.rope_scaling import RopeScalingError, rope_overrides
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.weights.model_source import ModelSource
-
-_NOT_FOR_THE_ENGINE = frozenset({"model", "checkpoint_path", "served_model_name", "labels"})
-"""Fields that say which model it is, what it is called, and what Kubernetes sees."""
-
-_UNTRANSLATED = frozenset(
-    {
-        "limit_mm_per_prompt",
-        "max_seq_len_to_capture",
-        "override_neuron_config",
-        "quantization_param_path",
-        "rope_scaling",
-        "swap_space",
-    }
-)
-"""Fields that no argument of vLLM carries as they are."""
 
 
 def served_name(model: CreateBatchCompletionsV1ModelConfig) -> str:
@@ -41,25 +29,74 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
     Raises:
         ValueError: A field was given that can't be passed on.
     """
-    given = {name: value for name, value in model.given().items() if value is not None}
     arguments: dict[str, Any] = {"model": str(source.directory), "served_model_name": served_name(model)}
-    for name, value in given.items():
-        if name in _UNTRANSLATED:
-            # A value that asks for nothing, such as an empty object, need not be passed.
-            if value:
-                raise ValueError(
-                    f"model_config.{name}: this version of the worker can't pass it on to vLLM; leave it out"
-                )
-        elif name not in _NOT_FOR_THE_ENGINE:
-            arguments[name] = value
-    if source.tokenizer is not None:
-        arguments["tokenizer"] = str(source.tokenizer)
-    _rename(arguments, "num_shards", "tensor_parallel_size")
-    _rename(arguments, "max_context_length", "max_model_len")
-    _rename(arguments, "cache_dtype", "kv_cache_dtype")
-    if "disable_log_requests" in arguments:
-        arguments["enable_log_requests"] = not arguments.pop("disable_log_requests")
+    # Of two names of one thing that of vLLM stands: it is written last.
+    for field in sorted(ENGINE_FIELDS, key=lambda field: not field.is_renamed):
+        value = getattr(model, field.name)
+        if model.is_given(field.name) and value is not None:
+            arguments |= _passed(field, value, model, source)
     return arguments
+
+
+def _passed(
+    field: EngineField, value: Any, model: CreateBatchCompletionsV1ModelConfig, source: ModelSource
+) -> dict[str, Any]:
+    """The arguments that one field becomes: none where its value asks for nothing."""
+    match field.becomes:
+        case Becomes.OURS:
+            return {}
+        case Becomes.REFUSED:
+            if value:
+                raise ValueError(f"model_config.{field.name}: {field.sentence}; {field.remedy}")
+            return {}
+        case Becomes.TRANSLATED:
+            try:
+                translated = TRANSLATIONS[field.name](value, model, source)
+            except ValueError as error:
+                raise ValueError(f"model_config.{field.name}: {error}") from error
+        case Becomes.ARGUMENT:
+            translated = value
+    return {} if translated is None else {str(field.argument): translated}
+
+
+def _negation(value: Any, _model: CreateBatchCompletionsV1ModelConfig, _source: ModelSource) -> Any:
+    return not value
+
+
+def _multimodal_limits(value: Any, _model: CreateBatchCompletionsV1ModelConfig, _source: ModelSource) -> Any:
+    return multimodal_limits(value) or None
+
+
+def _tokenizer(value: Any, _model: CreateBatchCompletionsV1ModelConfig, source: ModelSource) -> Any:
+    return value if source.tokenizer is None else str(source.tokenizer)
+
+
+def _rope_overrides(value: Any, _model: CreateBatchCompletionsV1ModelConfig, source: ModelSource) -> Any:
+    if not value:
+        return None
+    try:
+        config = json.loads((source.directory / "config.json").read_bytes())
+        return rope_overrides(value, config if isinstance(config, dict) else {})
+    except RopeScalingError as error:
+        raise ValueError(f"{error}: give hf_overrides in engine_args instead") from error
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the model's config.json can't be read ({type(error).__name__})") from error
+
+
+def _offloading_size(value: Any, model: CreateBatchCompletionsV1ModelConfig, _source: ModelSource) -> Any:
+    # vLLM counts over all ranks, tensor parallel and pipeline stages alike, of which each has a GPU.
+    tensor = model.tensor_parallel_size or model.num_shards or 1
+    return value * tensor * (model.pipeline_parallel_size or 1) or None
+
+
+TRANSLATIONS: Mapping[str, Callable[[Any, CreateBatchCompletionsV1ModelConfig, ModelSource], Any]] = {
+    "disable_log_requests": _negation,
+    "limit_mm_per_prompt": _multimodal_limits,
+    "rope_scaling": _rope_overrides,
+    "swap_space": _offloading_size,
+    "tokenizer": _tokenizer,
+}
+"""From a field's value to its argument's; None: it asks for nothing. They raise ``ValueError`` with a clause."""
 
 
 def node_arguments(request: CreateBatchCompletionsV1Request, place: NodePlace) -> dict[str, Any]:
@@ -81,22 +118,21 @@ def node_arguments(request: CreateBatchCompletionsV1Request, place: NodePlace) -
     }
 
 
-def _rename(arguments: dict[str, Any], older: str, newer: str) -> None:
-    """Pass an older name's value under the newer one, unless that was given itself."""
-    if older in arguments:
-        arguments.setdefault(newer, arguments.pop(older))
-        arguments.pop(older, None)
-
-
 def command_line(arguments: Mapping[str, Any]) -> list[str]:
-    """Write arguments as vLLM's own parser reads them: one item for each, so that a value may start with a dash."""
+    """Write arguments as vLLM's own parser reads them: one item for each, so that a value may start with a dash.
+
+    Only the values of a list are items of their own.
+    """
     return [item for name, value in arguments.items() for item in _command_line_items(name.replace("_", "-"), value)]
 
 
 def _command_line_items(flag: str, value: Any) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{flag}" if value else f"--no-{flag}"
-    elif isinstance(value, dict | list):
+    elif isinstance(value, dict):
         yield f"--{flag}={json.dumps(value)}"
+    elif isinstance(value, list):
+        yield f"--{flag}"
+        yield from (item if isinstance(item, str) else json.dumps(item) for item in value)
     else:
         yield f"--{flag}={value}"

@@ -26,6 +26,8 @@ OF_MODEL_CONFIG = frozenset(
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "num_shards",
+        "rope_scaling",
+        "swap_space",
         "gpu_memory_utilization",
         "quantization",
         "dtype",

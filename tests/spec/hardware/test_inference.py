@@ -254,6 +254,21 @@ def test_each_node_of_a_replica_reads_its_part() -> None:
     assert host.memory == pytest.approx((4 + 8 * 4 + 756 / 2) * GIB, abs=GIB)
 
 
+def test_memory_to_swap_to_is_added_for_each_gpu() -> None:
+    def memory(**fields: Any) -> int:
+        request = a_request(LLAMA, gpus=4, **fields)
+        host = infer_gpus(request, Model(facts_of(LLAMA), ""), [H100]).host
+        assert host is not None
+        return host.memory
+
+    assert memory(swap_space=2.5) == memory() + 10 * GIB
+
+
+def test_memory_to_swap_to_is_refused_where_there_are_no_gpus() -> None:
+    with pytest.raises(RequestInvalidError, match=r"model_config.swap_space: is memory for each GPU.*leave it out"):
+        infer_without_gpus(a_request(LLAMA, swap_space=2), UNKNOWN)
+
+
 def test_weights_that_the_pods_disk_takes_are_asked_for_on_it() -> None:
     request = a_request(LLAMA, gpu_type="nvidia-hopper-h100")
     host = infer_gpus(request, Model(facts_of(LLAMA), ""), [], weights_on_disk=True).host
@@ -318,6 +333,12 @@ def test_more_tokens_than_the_model_has_are_warned_of() -> None:
     scaled = longer.model_cfg.model_copy(update={"rope_scaling": {"rope_type": "linear", "factor": 2}})
     hardware = infer_gpus(longer.model_copy(update={"model_cfg": scaled}), Model(facts_of(LLAMA), "its config"), [H100])
     assert "refuse" not in hardware.explanation[-1]
+
+
+def test_a_rope_scaling_makes_room_for_the_longer_sequences() -> None:
+    request = a_request(LLAMA, rope_scaling={"rope_type": "linear", "factor": 2})
+    hardware = infer_gpus(request, Model(facts_of(LLAMA), "its config"), [H100])
+    assert any("max_model_len 262,144" in line for line in hardware.explanation)
 
 
 def test_more_pipeline_stages_than_a_node_has_gpus_are_said_to_be() -> None:

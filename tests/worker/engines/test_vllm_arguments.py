@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from airflow_llmengine.spec.engine_fields import Becomes, fields_that_become
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1ModelConfig, CreateBatchCompletionsV1Request
-from airflow_llmengine.worker.engines import vllm_arguments
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.engines.vllm_arguments import (
+    TRANSLATIONS,
     command_line,
     engine_arguments,
     node_arguments,
@@ -51,8 +52,23 @@ def test_the_served_name() -> None:
         ({"enforce_eager": False}, {"enforce_eager": False}),
         ({"dtype": "bfloat16", "seed": 0}, {"dtype": "bfloat16", "seed": 0}),
         ({"chat_template": "{{ messages }}"}, {"chat_template": "{{ messages }}"}),
+        ({"limit_mm_per_prompt": "image=2, video=0"}, {"limit_mm_per_prompt": {"image": 2, "video": 0}}),
+        ({"limit_mm_per_prompt": '{"image": 2}'}, {"limit_mm_per_prompt": {"image": 2}}),
+        ({"mm_processor_kwargs": {"num_crops": 4}}, {"mm_processor_kwargs": {"num_crops": 4}}),
+        ({"swap_space": 1.5}, {"kv_offloading_size": 1.5}),
+        ({"swap_space": 2, "num_shards": 4}, {"kv_offloading_size": 8, "tensor_parallel_size": 4}),
+        (
+            {"swap_space": 2, "tensor_parallel_size": 2, "pipeline_parallel_size": 3},
+            {"kv_offloading_size": 12, "tensor_parallel_size": 2, "pipeline_parallel_size": 3},
+        ),
+        ({"skip_tokenizer_init": True}, {"skip_tokenizer_init": True}),
+        ({"response_role": "bot"}, {"response_role": "bot"}),
+        (
+            {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+            {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"},
+        ),
         # They ask for nothing.
-        ({"rope_scaling": {}, "limit_mm_per_prompt": ""}, {}),
+        ({"rope_scaling": {}, "limit_mm_per_prompt": "", "swap_space": 0, "override_neuron_config": {}}, {}),
     ],
     ids=str,
 )
@@ -60,40 +76,65 @@ def test_what_was_given_is_passed_under_vllms_name(given: dict[str, Any], passed
     assert arguments(**given) == {**ALWAYS, **passed}
 
 
+@pytest.mark.parametrize("field", [field.name for field in fields_that_become(Becomes.REFUSED)])
+def test_what_cannot_be_passed_is_refused_and_not_dropped(field: str) -> None:
+    kind = str(CreateBatchCompletionsV1ModelConfig.model_fields[field].annotation)
+    value = next(value for name, value in {"dict": {"a": "b"}, "int": 3, "str": "x"}.items() if name in kind)
+    with pytest.raises(ValueError, match=f"model_config.{field}: vLLM no longer has it"):
+        arguments(**{field: value})
+
+
+def test_what_is_translated_has_its_translation() -> None:
+    assert set(TRANSLATIONS) == {field.name for field in fields_that_become(Becomes.TRANSLATED)}
+
+
+def test_a_rope_scaling_keeps_what_the_model_says_of_rope(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"rope_theta": 100000, "max_position_embeddings": 4096}')
+    model = CreateBatchCompletionsV1ModelConfig.model_validate(
+        {"model": "org/name", "rope_scaling": {"type": "yarn", "factor": 4}}
+    )
+    assert engine_arguments(model, ModelSource(tmp_path, None))["hf_overrides"] == {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 4,
+            "rope_theta": 100000,
+            "original_max_position_embeddings": 4096,
+        },
+        "max_position_embeddings": 16384,
+    }
+
+
 @pytest.mark.parametrize(
-    "field",
+    ("config", "said"),
     [
-        {"rope_scaling": {"factor": 2}},
-        {"swap_space": 4},
-        {"limit_mm_per_prompt": "image=2"},
-        {"quantization_param_path": "scales.json"},
+        ("[", r"the model's config.json can't be read \(JSONDecodeError\)"),
+        (None, r"the model's config.json can't be read \(FileNotFoundError\)"),
+        (
+            '{"rope_parameters": {"full_attention": {}}}',
+            "RoPE for each kind of its layers: give hf_overrides in engine",
+        ),
     ],
-    ids=str,
 )
-def test_what_cannot_be_passed_is_refused_and_not_dropped(field: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"model_config.{next(iter(field))}: "):
-        arguments(**field)
-
-
-def test_every_field_is_passed_renamed_refused_or_not_for_the_engine() -> None:
-    """A field that is accepted and then ignored would be a defect."""
-    sample: dict[str, Any] = {"dict": {"a": "b"}, "bool": True, "int": 3, "float": 0.5, "str": "x"}
-    for name, field in CreateBatchCompletionsV1ModelConfig.model_fields.items():
-        if name in vllm_arguments._NOT_FOR_THE_ENGINE:
-            continue
-        value = next(value for kind, value in sample.items() if kind in str(field.annotation))
-        try:
-            passed = arguments(**{name: value})
-        except ValueError:
-            assert name in vllm_arguments._UNTRANSLATED
-        else:
-            assert passed != ALWAYS, name
+def test_a_rope_scaling_that_can_not_be_laid_over_the_model_is_refused(
+    tmp_path: Path, config: str | None, said: str
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    model = CreateBatchCompletionsV1ModelConfig.model_validate(
+        {"model": "org/name", "rope_scaling": {"rope_type": "linear", "factor": 4}}
+    )
+    with pytest.raises(ValueError, match=f"model_config.rope_scaling: .*{said}"):
+        engine_arguments(model, ModelSource(tmp_path, None))
 
 
 def test_the_command_line() -> None:
     assert command_line(
         {"model": "-odd", "enforce_eager": True, "trust_remote_code": False, "mm_processor_kwargs": {"a": 1}, "seed": 0}
     ) == ["--model=-odd", "--enforce-eager", "--no-trust-remote-code", '--mm-processor-kwargs={"a": 1}', "--seed=0"]
+    assert command_line({"cudagraph_capture_sizes": [1, 2], "ignore_patterns": ["a b", "c"]}) == [
+        *("--cudagraph-capture-sizes", "1", "2"),
+        *("--ignore-patterns", "a b", "c"),
+    ]
 
 
 def test_the_tokenizer_is_the_one_that_was_fetched() -> None:
