@@ -15,6 +15,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.spec.sampling import ResponseFormatText
 from airflow_llmengine.spec.wire_faults import MOST_SHOWN, exceeds_64_bits
+from airflow_llmengine.spec.wire_model import WireModel
 
 Fault = tuple[RecordErrorType, str]
 """A record's error type, and what is wrong in one sentence."""
@@ -56,9 +57,9 @@ def check_record(
         None if it can be run. Otherwise all that is wrong in one sentence, under the type of the first fault.
     """
     found = _message_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record)
-    faults = [*islice(found, MOST_SHOWN), *_size_faults(record)]
+    faults = [*islice(found, MOST_SHOWN), *size_faults(record)]
     if record.model is not None:
-        faults += _model_faults(record.model, request)
+        faults += model_faults(record.model, request)
     for name in sorted(_RULES.keys() & record.model_fields_set):
         if getattr(record, name) is not None:
             faults += _RULES[name](record)
@@ -75,7 +76,7 @@ def _prompt_faults(record: CompletionV2Request) -> Iterator[Fault]:
         yield _EMPTY, f"prompt[{prompt.index('')}]: is empty"  # type: ignore[arg-type]
 
 
-def _size_faults(record: CompletionV2Request | ChatCompletionV2Request) -> Iterator[Fault]:
+def size_faults(record: WireModel) -> Iterator[Fault]:
     """Numbers that no engine can hold. JSON knows no bound; a string of digits may come as one, too."""
     for name in type(record).model_fields:
         if exceeds_64_bits(getattr(record, name)):
@@ -94,7 +95,8 @@ def _message_faults(record: ChatCompletionV2Request) -> Iterator[Fault]:
                     yield _UNSUPPORTED, f"{path}: parts other than text are not supported yet; leave them out"
 
 
-def _model_faults(model: str, request: CreateBatchCompletionsV1Request) -> Iterator[Fault]:
+def model_faults(model: str, request: CreateBatchCompletionsV1Request) -> Iterator[Fault]:
+    """A record may name its model, but only the job's."""
     names = [request.model_cfg.model]
     if request.model_cfg.served_model_name is not None:
         names.append(request.model_cfg.served_model_name)

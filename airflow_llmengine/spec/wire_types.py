@@ -132,6 +132,13 @@ _TOKEN_IDS = _list_of(core_schema.int_schema(strict=True), minimum=1)
 TEXT = WireType(_summed_up("text", "a string", _TEXT))
 """A string that UTF-8 can carry."""
 
+TEXT_NOT_EMPTY = WireType(
+    _summed_up(
+        "text", "a string that is not empty", core_schema.str_schema(strict=True, min_length=1, max_length=sys.maxsize)
+    )
+)
+"""A string of at least one character."""
+
 TEXT_NOT_NULL = WireType(TEXT.schema, nullable=False)
 """A string that may be left out but can't be null."""
 
@@ -145,6 +152,9 @@ QUANTITY = WireType(
 
 TEXT_LIST = WireType(_summed_up("strings", "a list of strings", _list_of(_TEXT)))
 """A list of strings."""
+
+TEXT_OR_TEXTS = WireType(_summed_up("strings", "a string or a list of strings", _first_of(_TEXT, _list_of(_TEXT))))
+"""A string, or strings."""
 
 INTEGER_LIST = WireType(
     _summed_up(

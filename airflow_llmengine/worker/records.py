@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.batch_line import BatchRecord
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import RecordError
 
@@ -42,7 +41,7 @@ class Record:
 
     index: int
     location: str
-    request: PromptRecord | CompletionV2Request | ChatCompletionV2Request
+    request: PromptRecord | BatchRecord
     custom_id: str | None = None
     is_batch_line: bool = False
     """Whether it came as a line of an OpenAI batch file, and is answered as one."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
 
-from airflow_llmengine.spec.batch_line import BatchLine
+from airflow_llmengine.spec.batch_line import ENDPOINTS, BatchLine, Endpoint
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.embedding import EmbeddingRequest
+from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.spec.validation import record_error_of
 from airflow_llmengine.spec.wire_model import WireModel
 
@@ -93,21 +95,42 @@ def test_chats_take_the_sampling_fields_of_completions() -> None:
 
 
 def test_a_batch_line_tells_what_its_body_is() -> None:
-    assert BatchLine.model_validate(line_with()).body_model is CompletionV2Request
-    assert BatchLine.model_validate(line_with(url="/v1/chat/completions")).body_model is ChatCompletionV2Request
+    for url, model in {
+        "/v1/completions": CompletionV2Request,
+        "/v1/chat/completions": ChatCompletionV2Request,
+        "/v1/embeddings": EmbeddingRequest,
+        "/v1/score": ScoreRequest,
+        "/score": ScoreRequest,
+        "/v1/rerank": RerankRequest,
+        "/v2/rerank": RerankRequest,
+        "/rerank": RerankRequest,
+    }.items():
+        assert BatchLine.model_validate(line_with(url=url)).body_model is model
+
+
+def test_type_checkers_know_every_endpoint() -> None:
+    assert get_args(Endpoint) == tuple(ENDPOINTS)
+
+
+def test_the_body_of_a_batch_line_stays_as_it_is() -> None:
     assert BatchLine.model_validate(line_with()).body == {"prompt": "a"}
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"url": "/v1/nothing"}, "url: must be one of /v1/completions, /v1/chat/completions, not '/v1/nothing'"),
-        ({"url": "/v1/embeddings"}, "url: must be one of /v1/completions, /v1/chat/completions"),
+        (
+            {"url": "/v1/nothing"},
+            f"url: must be one of {', '.join(ENDPOINTS)}, not '/v1/nothing'",
+        ),
+        ({"url": "/v1/responses"}, "url: must be one of /v1/completions, /v1/chat/completions"),
         ({"url": ...}, "url: is required"),
         ({"url": None}, "url: must be one of"),
         ({"method": "GET"}, "method: must be POST, not 'GET'"),
         ({"method": ...}, "method: is required"),
-        ({"custom_id": 7}, "custom_id: must be a string, not 7"),
+        ({"custom_id": 7}, "custom_id: must be a string that is not empty, not 7"),
+        ({"custom_id": ""}, "custom_id: must be a string that is not empty, not ''"),
+        ({"custom_id": None}, "custom_id: must be a string that is not empty, not null"),
         ({"custom_id": ...}, "custom_id: is required"),
         ({"custom_id": "\ud800"}, "custom_id: holds half of a surrogate pair"),
         ({"body": "text"}, "body: must be an object, not a string"),

@@ -2,28 +2,41 @@
 
 What a record is tells itself by its fields: ``messages`` makes a chat, ``prompt`` a completion, and ``body`` (or
 ``custom_id``, ``method`` or ``url``) a line of an OpenAI batch file, whose ``url`` tells what its body is. So they may
-be mixed line by line.
+be mixed line by line. Embeddings, scores and rerankings come as such lines only: their fields are not their own
+(``input`` is also a response's, ``documents`` also a chat's).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 
-from airflow_llmengine.spec.batch_line import BatchLine
+from airflow_llmengine.spec.batch_line import BatchLine, BatchRecord
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.check_pooling_record import check_pooling_record
 from airflow_llmengine.spec.check_record import check_record
 from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.embedding import EmbeddingRequest
+from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.spec.validation import record_error_of
 from airflow_llmengine.spec.wire_faults import path_step
+from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.worker.readers.limits import MAX_ENTRIES, MAX_FIELDS
 from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
 
 _RECORD_FIELDS = ("prompt", "messages")
+
+_POOLING_FIELDS = ("input", "queries", "data_1", "text_1", "query")
+"""Fields that begin an embedding, a score or a reranking, which a plain record can't be."""
+
+_TOKEN_FIELDS: Mapping[type[WireModel], str] = {CompletionV2Request: "prompt", EmbeddingRequest: "input"}
+"""The field that may hold lists of token ids."""
+
 _KINDS = {
     bool: "true or false",
     int: "a number",
@@ -85,9 +98,9 @@ def is_batch_line(value: Any) -> bool:
 
 
 def custom_id_of(value: Any) -> str | None:
-    """A record's own name, if it has one."""
+    """A record's own name, if it has one that is not empty."""
     custom_id = value.get("custom_id") if isinstance(value, dict) else None
-    return custom_id if isinstance(custom_id, str) else None
+    return custom_id if isinstance(custom_id, str) and custom_id else None
 
 
 def _prompt_record(raw: RawRecord, content: CreateBatchCompletionsV1RequestContent) -> Record:
@@ -125,23 +138,26 @@ def _model_of(value: dict[str, Any]) -> type[CompletionV2Request | ChatCompletio
     names = [name for name in value if len(name) <= 2 * len("messages")]
     meant = [field for field in _RECORD_FIELDS if get_close_matches(field, names, cutoff=0.8)]
     hint = f"did you mean {meant[0]}?" if meant else "give prompt for a completion, or messages for a chat"
+    pooled = [field for field in _POOLING_FIELDS if field in value]
+    if pooled and not meant:
+        hint = f"a record with {pooled[0]} must be the body of an OpenAI batch line, beside custom_id, method and url"
     raise _invalid(f"it has neither prompt nor messages: {hint}")
 
 
 def _validated(
-    value: dict[str, Any],
-    model: type[CompletionV2Request | ChatCompletionV2Request],
-    request: CreateBatchCompletionsV1Request,
-    prefix: str = "",
-) -> CompletionV2Request | ChatCompletionV2Request:
+    value: dict[str, Any], model: type[BatchRecord], request: CreateBatchCompletionsV1Request, prefix: str = ""
+) -> BatchRecord:
     _refuse_too_many(value, prefix)
-    if model is CompletionV2Request:
-        _refuse_empty_token_list(value.get("prompt"), prefix)
+    if model in _TOKEN_FIELDS:
+        _refuse_empty_token_list(value, _TOKEN_FIELDS[model], prefix)
     try:
         record = model.model_validate(value)
     except ValidationError as error:
         raise _RefusedError(*record_error_of(error, model, prefix)) from None
-    refused = check_record(record, request, prefix)
+    if isinstance(record, PoolingFields):
+        refused = check_pooling_record(record, request, prefix)
+    else:
+        refused = check_record(record, request, prefix)
     if refused is not None:
         raise _RefusedError(*refused)
     return record
@@ -163,10 +179,11 @@ def _refuse_too_many(value: dict[str, Any], prefix: str) -> None:
         objects = [(name, inner) for name, found in objects for inner in found.values() if isinstance(inner, dict)]
 
 
-def _refuse_empty_token_list(prompt: Any, prefix: str) -> None:
+def _refuse_empty_token_list(value: dict[str, Any], field: str, prefix: str) -> None:
     """Refuse an empty list among several lists of token ids; the other empty prompts are ``check_record``'s."""
+    prompt = value.get(field)
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list) and [] in prompt:
-        raise _RefusedError(RecordErrorType.EMPTY_PROMPT, f"{prefix}prompt[{prompt.index([])}]: is empty")
+        raise _RefusedError(RecordErrorType.EMPTY_PROMPT, f"{prefix}{field}[{prompt.index([])}]: is empty")
 
 
 def _invalid(reason: str) -> _RefusedError:
