@@ -51,12 +51,12 @@ def completion_request(
         body = _v2_fields(request)
     if has_empty_prompt(body.get("prompt")):
         raise RecordRejectedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
-    return _checked(body, model, known)
+    return checked(body, model, known)
 
 
 def chat_request(request: ChatCompletionV2Request, model: str, known: Collection[str]) -> dict[str, Any]:
     """The body of the API's chat request that answers a chat record. See ``completion_request``."""
-    return _checked(_v2_fields(request), model, known)
+    return checked(_v2_fields(request), model, known)
 
 
 def _v1_fields(content: CreateBatchCompletionsV1RequestContent) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def _v2_fields(request: CompletionV2Request | ChatCompletionV2Request) -> dict[s
     }
 
 
-def _checked(body: dict[str, Any], model: str, known: Collection[str]) -> dict[str, Any]:
+def checked(body: dict[str, Any], model: str, known: Collection[str]) -> dict[str, Any]:
+    """The body with the model's name; refused if it has a field that vLLM does not know, or text that is no text."""
     unknown = sorted(body.keys() - set(known))
     if unknown:
         # vLLM takes fields that it does not know, and ignores them.
