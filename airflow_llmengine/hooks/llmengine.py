@@ -183,6 +183,7 @@ class LLMEngineHook(BaseHook):
         series: str,
         if_done: IfDone = "reuse",
         overwrite: bool = False,
+        engine_args: Mapping[str, Any] | str | None = None,
         before_writing: Callable[[], None] | None = None,
     ) -> Launch:
         """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
@@ -193,6 +194,7 @@ class LLMEngineHook(BaseHook):
             series: Names the series of attempts; they share one ``max_runtime_sec``.
             if_done: What to do if the output of this very job stands already: give it back, or make it anew.
             overwrite: Take over an output that something else wrote.
+            engine_args: Further arguments of the engine, as the operator takes them.
             before_writing: Called once it is sure that something has to run, before anything is written down; what it
                 raises ends the launch.
 
@@ -205,6 +207,7 @@ class LLMEngineHook(BaseHook):
         from airflow_llmengine.storage.launch import LaunchRefusedError, launch_job
 
         checked = self.validate(request) if isinstance(request, Mapping) else request
+        further = read_engine_args(engine_args)
         try:
             with storage_errors():
                 return launch_job(
@@ -215,6 +218,7 @@ class LLMEngineHook(BaseHook):
                     if_done=if_done,
                     overwrite=overwrite,
                     engine=self.settings.engine,
+                    engine_args=further,
                     before_writing=before_writing,
                 )
         except LaunchRefusedError as error:
@@ -330,6 +334,21 @@ class LLMEngineHook(BaseHook):
             return True, test_settings(self.settings)
         except LLMEngineError as error:
             return False, str(error)
+
+
+def read_engine_args(value: Any) -> dict[str, Any]:
+    """Read ``engine_args`` as an argument.
+
+    Raises:
+        RequestRefusedError: What it holds can't be given; the message has a line for each fault.
+    """
+    from airflow_llmengine.spec.engine_args import parse_engine_args
+    from airflow_llmengine.spec.validation import RequestInvalidError
+
+    try:
+        return parse_engine_args(value)
+    except RequestInvalidError as error:
+        raise RequestRefusedError(f"The engine can't be set up so:\n{error}") from None
 
 
 def _handle(job: JobHandle | Mapping[str, Any] | str) -> JobHandle | str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class WorkerAttempt:
     replicas: int = 1
     launched_by: str = "the task"
     """What to clear for a new launch."""
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the engine."""
 
     def arguments(self, source: str, *, grace_seconds: int) -> list[str]:
         """The worker's command line, from its command on.
@@ -53,7 +56,10 @@ class WorkerAttempt:
             ]
         if self.max_error_rate is not None:
             arguments.append(f"--max-error-rate={self.max_error_rate!r}")
-        return arguments
+        return arguments + self._engine_arguments()
+
+    def _engine_arguments(self) -> list[str]:
+        return [f"--engine-args={json.dumps(self.engine_args)}"] if self.engine_args else []
 
     def follower_arguments(self, source: str, *, node: int, leader: str, grace_seconds: int) -> list[str]:
         """The command line of a further node of the replica.
@@ -71,6 +77,7 @@ class WorkerAttempt:
             f"--leader={leader}",
             f"--grace-seconds={grace_seconds}",
             "--log-format=json",
+            *self._engine_arguments(),
         ]
 
     def encode(self) -> dict[str, Any]:
@@ -84,6 +91,7 @@ class WorkerAttempt:
             "replica": self.replica,
             "replicas": self.replicas,
             "launched_by": self.launched_by,
+            "engine_args": dict(self.engine_args),
         }
 
     @classmethod

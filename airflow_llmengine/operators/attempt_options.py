@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow_llmengine.exceptions import RequestRefusedError
+from airflow_llmengine.hooks.llmengine import read_engine_args
 
 if TYPE_CHECKING:
     from airflow_llmengine.storage.launch import IfDone
@@ -23,15 +24,21 @@ class TaskOptions:
     if_done: IfDone
     overwrite: bool
     max_error_rate: float | None
+    engine_args: dict[str, Any]
 
     @classmethod
-    def parse(cls, *, if_done: Any, overwrite: Any, max_error_rate: Any) -> TaskOptions:
+    def parse(cls, *, if_done: Any, overwrite: Any, max_error_rate: Any, engine_args: Any) -> TaskOptions:
         """Read the arguments.
 
         Raises:
             RequestRefusedError: One of them is not what it can be.
         """
-        return cls(_if_done(if_done), _overwrite(overwrite), parse_max_error_rate(max_error_rate))
+        return cls(
+            _if_done(if_done),
+            _overwrite(overwrite),
+            parse_max_error_rate(max_error_rate),
+            read_engine_args(engine_args),
+        )
 
 
 def _if_done(value: Any) -> IfDone:

@@ -88,6 +88,7 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
             series=series,
             deadline=launched.deadline,
             max_error_rate=options.max_error_rate,
+            engine_args=options.engine_args,
         )
         if not self.wait_for_completion:
             self._start_pod(context, hook, attempt, request)

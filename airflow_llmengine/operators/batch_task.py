@@ -14,6 +14,7 @@ from airflow_llmengine.operators.mapping import VerbatimPartial, gather
 from airflow_llmengine.operators.request_arguments import (
     GatheredRequest,
     has_template,
+    placeholders,
     protect,
     refuse_early,
     refuse_misspelt,
@@ -43,6 +44,8 @@ class BatchTaskMixin(BaseOperator):
         overwrite: Replace an output that something else, or another task, wrote.
         max_error_rate: Failed records, as a share of all, from 0 to 1, above which the task fails. By default it fails
             only when every record failed.
+        engine_args: Further arguments of vLLM by their Python names, beside those that the contract has a field for; an
+            object of JSON values, or its JSON text. They are no secrets: they are on the worker's command line.
         input_data_path: As the contract has it, like all that follow.
         output_data_path: Where the result stands when the task has succeeded, and never before.
         content: Prompts and sampling parameters in the DAG itself. Up to 64 KiB go along with the request, more is
@@ -70,8 +73,15 @@ class BatchTaskMixin(BaseOperator):
         RequestRefusedError: The request can't be run; when the DAG is parsed.
     """
 
-    template_fields: Sequence[str] = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate")
-    template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json"}
+    template_fields: Sequence[str] = (
+        "request",
+        "llmengine_conn_id",
+        "if_done",
+        "overwrite",
+        "max_error_rate",
+        "engine_args",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json", "engine_args": "json"}
     # Paths end in .json: they are never the names of template files.
     template_ext: Sequence[str] = ()
     ui_color = "#e8f0e4"
@@ -100,6 +110,7 @@ class BatchTaskMixin(BaseOperator):
         if_done: str = "reuse",
         overwrite: bool | str = False,
         max_error_rate: float | str | None = None,
+        engine_args: Mapping[str, Any] | str | XComArg | None = None,
         input_data_path: str | XComArg | None = None,
         output_data_path: str | XComArg | None = None,
         content: Mapping[str, Any] | XComArg | None = None,
@@ -146,6 +157,7 @@ class BatchTaskMixin(BaseOperator):
         self.if_done = if_done
         self.overwrite = overwrite
         self.max_error_rate = max_error_rate
+        self.engine_args = engine_args
         self._ended_by_airflow = False
         self._refuse_early()
 
@@ -177,10 +189,16 @@ class BatchTaskMixin(BaseOperator):
             if_done="reuse" if has_template(self.if_done) else self.if_done,
             overwrite=False if has_template(self.overwrite) else self.overwrite,
             max_error_rate=None if has_template(self.max_error_rate) else self.max_error_rate,
+            engine_args=None if has_template(self.engine_args) else placeholders(self.engine_args),
         )
 
     def _options(self) -> TaskOptions:
-        return TaskOptions.parse(if_done=self.if_done, overwrite=self.overwrite, max_error_rate=self.max_error_rate)
+        return TaskOptions.parse(
+            if_done=self.if_done,
+            overwrite=self.overwrite,
+            max_error_rate=self.max_error_rate,
+            engine_args=self.engine_args,
+        )
 
     def _checked_request(self, hook: LLMEngineHook) -> CreateBatchCompletionsV1Request:
         request = unwrap(self.request)

@@ -120,6 +120,7 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
             series=launch["series"],
             deadline=max(deadline, time.time() + COLLECT_SECONDS),
             max_error_rate=options.max_error_rate,
+            engine_args=options.engine_args,
             replica=None,
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,

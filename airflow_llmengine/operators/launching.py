@@ -71,6 +71,7 @@ def launch(
             series=series,
             if_done=options.if_done,
             overwrite=options.overwrite,
+            engine_args=options.engine_args,
             before_writing=work_out,
         )
     if launched.manifest is None:

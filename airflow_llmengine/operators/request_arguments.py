@@ -42,7 +42,7 @@ REQUEST_FIELDS = (
 )
 """The contract's fields, in the order in which a person reads them."""
 
-TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate")
+TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate", "engine_args")
 """What a task says about its attempts, beside the fields."""
 
 _JINJA = ("{{", "{%", "{#")
@@ -193,7 +193,7 @@ def refuse_early(request: Mapping[str, Any]) -> None:
     later = set(_known_later(request, ""))
     if "" in later:
         return
-    known = _placeholders(unwrap(request))
+    known = placeholders(unwrap(request))
     try:
         refusals = check(parse_request(known))
     except RequestInvalidError as error:
@@ -231,14 +231,14 @@ def _known_later(value: Any, path: str, *, verbatim: bool = False) -> Iterator[s
         yield path
 
 
-def _placeholders(value: Any) -> Any:
+def placeholders(value: Any) -> Any:
     """The value with something in the place of XComArgs that no field takes for itself."""
     if isinstance(value, ResolveMixin):
         return "{{ }}"
     if isinstance(value, Mapping):
-        return {name: _placeholders(item) for name, item in value.items()}
+        return {name: placeholders(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_placeholders(item) for item in value]
+        return [placeholders(item) for item in value]
     return value
 
 

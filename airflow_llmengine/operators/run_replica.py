@@ -67,6 +67,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 
         hook = LLMEngineHook(self.llmengine_conn_id)
+        options = self._options()
         self._prepare(hook)
         launch = cast("ReplicaLaunch", self.launch)
         handle = handle_of(launch)
@@ -93,7 +94,8 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             series=launch["series"],
             # A later series that joined the same generation has put its own deadline there.
             deadline=launch["deadline"] if status.job is None else status.job.deadline,
-            max_error_rate=self._options().max_error_rate,
+            max_error_rate=options.max_error_rate,
+            engine_args=options.engine_args,
             replica=launch["replica"],
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,

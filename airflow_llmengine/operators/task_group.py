@@ -76,6 +76,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         if_done: ``reuse``, the default, or ``regenerate``: anew once for each run or clear of ``plan``.
         overwrite: Replace an output that something else, or another task, wrote; not so by default.
         max_error_rate: Failed records, as a share of all, above which the job fails.
+        engine_args: Further arguments of vLLM.
         kwargs: The request's fields; what ``TaskGroup`` takes; ``retries`` and its delays, for all three tasks;
             ``trigger_rule`` for ``plan``; ``outlets``, ``do_xcom_push`` and ``multiple_outputs`` for ``collect``; and
             whatever else the replicas' operator takes, such as ``pool``, ``execution_timeout`` or the pod's options,
@@ -103,6 +104,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         if_done: str | None = None,
         overwrite: bool | str | None = None,
         max_error_rate: float | str | None = None,
+        engine_args: Mapping[str, Any] | str | XComArg | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id, **_taken(kwargs, _OF_GROUP))
@@ -111,7 +113,12 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         shared = {
             "dag": self.dag,
             "task_group": self,
-            **_given(request=request, llmengine_conn_id=llmengine_conn_id, max_error_rate=max_error_rate),
+            **_given(
+                request=request,
+                llmengine_conn_id=llmengine_conn_id,
+                max_error_rate=max_error_rate,
+                engine_args=engine_args,
+            ),
             **_given(**_taken(kwargs, REQUEST_FIELDS)),
             **_taken(kwargs, _OF_ALL_TASKS),
         }

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_llmengine.spec.engine_args import matters_to_answers
 from airflow_llmengine.spec.job_state import RESULT_FORMAT_VERSION
 from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1ModelConfig,
@@ -51,25 +52,36 @@ def inline_identity(content: CreateBatchCompletionsV1RequestContent) -> str:
     return "inline:sha256:" + digest(_given(content.given(), content))
 
 
-def fingerprint(request: CreateBatchCompletionsV1Request, *, input_identity: str, engine: str) -> str:
+def fingerprint(
+    request: CreateBatchCompletionsV1Request,
+    *,
+    input_identity: str,
+    engine: str,
+    engine_args: Mapping[str, Any] | None = None,
+) -> str:
     """Hash of everything that can change an answer.
 
-    In it: the model and its settings that matter, ``tool_config``, the result format, the engine's name, and the
-    input's identity (which covers prompts and V1 sampling parameters). Not in it: labels, priority, hardware,
-    replicas and deadline, so that a retry with twice the replicas or more time goes on where the last one stopped.
+    In it: the model and its settings that matter, ``engine_args`` but for those of speed alone, ``tool_config``, the
+    result format, the engine's name, and the input's identity (which covers prompts and V1 sampling parameters). Not in
+    it: labels, priority, hardware, replicas and deadline, so that a retry with twice the replicas or more time goes on
+    where the last one stopped.
 
     Args:
         request: The job.
         input_identity: What names the input's content: see ``inline_identity`` and ``storage.inputs``.
         engine: Name of the engine that answers, for example ``vllm``.
+        engine_args: Further arguments of the engine.
     """
-    matters = {
+    matters: dict[str, Any] = {
         "engine": engine,
         "input": input_identity,
         "model_config": _model_settings(request.model_cfg),
         "result_format_version": RESULT_FORMAT_VERSION,
         "tool_config": None if request.tool_config is None else request.tool_config.model_dump(mode="json"),
     }
+    further = matters_to_answers(engine_args or {})
+    if further:
+        matters["engine_args"] = further
     return digest(matters)[:FINGERPRINT_LENGTH]
 
 

@@ -6,7 +6,7 @@ Every launcher (operator, command line) goes through ``launch_job``, so that the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +67,7 @@ def launch_job(
     if_done: IfDone = "reuse",
     overwrite: bool = False,
     engine: str = "vllm",
+    engine_args: Mapping[str, Any] | None = None,
     now: float | None = None,
     before_writing: Callable[[], None] | None = None,
 ) -> Launch:
@@ -80,6 +81,7 @@ def launch_job(
         if_done: What to do when the job's valid output exists: answer from it, or generate it anew, once per series.
         overwrite: Take over an output that something else wrote.
         engine: Name of the engine that will answer; a part of the fingerprint.
+        engine_args: Its further arguments, as ``parse_engine_args`` gives them; a part of the fingerprint likewise.
         now: Seconds since the epoch, for tests; the clock's time by default.
         before_writing: Called once it is sure that something has to run, before anything is written down; what it
             raises ends the launch.
@@ -91,7 +93,7 @@ def launch_job(
     now = time.time() if now is None else now
     _refuse_output_over_input(storage, request)
     identity = job_input_identity(storage, request)
-    job_fingerprint = fingerprint(request, input_identity=identity, engine=engine)
+    job_fingerprint = fingerprint(request, input_identity=identity, engine=engine, engine_args=engine_args)
     directory = JobDirectory(storage, request.output_data_path)
     _refuse_what_is_no_file(directory)
     manifest = directory.valid_manifest()

@@ -7,7 +7,9 @@ import contextlib
 import json
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
@@ -37,7 +39,7 @@ from airflow_llmengine.worker.engines.base import (
     ModelChangedError,
     ModelNotFoundError,
 )
-from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
+from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine, with_engine_args
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader, open_input
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
@@ -69,6 +71,7 @@ class AttemptOptions:
     if_done: IfDone = "reuse"
     overwrite: bool = False
     max_error_rate: float | None = None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
     chunk_records: int = DEFAULT_CHUNK_RECORDS
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
 
@@ -90,7 +93,7 @@ def run_attempt(
     options: AttemptOptions,
     stop: Stop,
     *,
-    make_engine: EngineFactory = load_engine,
+    make_engine: EngineFactory | None = None,
     timing: Timing | None = None,
 ) -> AttemptOutcome:
     """Run one replica of a job to its end; a single replica also puts the output together.
@@ -102,9 +105,10 @@ def run_attempt(
         request: A request that ``validate_request`` has passed.
         options: What this attempt is told.
         stop: Ends it early.
-        make_engine: Makes the engine; by default the one that is installed and configured.
+        make_engine: Makes the engine; by default the one that is installed and configured, with its further arguments.
         timing: Times of the job protocol and the clock; the defaults are meant for production.
     """
+    make_engine = make_engine or with_engine_args(load_engine, options.engine_args)
     try:
         return _run(storage, request, options, stop, make_engine, timing or Timing())
     except (
@@ -141,7 +145,14 @@ def _run(
     engine = make_engine(request).name
     reader = open_input(storage, request)
     launch = (
-        join_job(storage, request, input_identity=reader.identity, engine=engine, generation=options.generation)
+        join_job(
+            storage,
+            request,
+            input_identity=reader.identity,
+            engine=engine,
+            engine_args=options.engine_args,
+            generation=options.generation,
+        )
         if options.launched
         else launch_job(
             storage,
@@ -151,12 +162,14 @@ def _run(
             if_done=options.if_done,
             overwrite=options.overwrite,
             engine=engine,
+            engine_args=options.engine_args,
             now=timing.wall_clock(),
         )
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
-    if fingerprint(request, input_identity=reader.identity, engine=engine) != launch.handle.fingerprint:
+    found = fingerprint(request, input_identity=reader.identity, engine=engine, engine_args=options.engine_args)
+    if found != launch.handle.fingerprint:
         raise InputChangedError("the input was changed while the job was launched: launch it again")
     directory = JobDirectory(storage, request.output_data_path)
     try:
@@ -299,6 +312,7 @@ def join_job(
     *,
     input_identity: str,
     engine: str,
+    engine_args: Mapping[str, Any] | None = None,
     generation: int | None = None,
 ) -> Launch:
     """Find the job that a launcher has written down, and make sure that it is this one.
@@ -308,6 +322,7 @@ def join_job(
         request: What this worker was given.
         input_identity: Names the input as it stands now.
         engine: Name of the engine that answers.
+        engine_args: Its further arguments.
         generation: The one to join; by default whichever is current.
 
     Raises:
@@ -315,7 +330,7 @@ def join_job(
         StorageError: The job directory can't be read.
     """
     directory = JobDirectory(storage, request.output_data_path)
-    expected = fingerprint(request, input_identity=input_identity, engine=engine)
+    expected = fingerprint(request, input_identity=input_identity, engine=engine, engine_args=engine_args)
     current = directory.read_current()
     if current is None:
         raise JobMismatchError(f"no job was launched for {request.output_data_path}: launch it first")
@@ -331,7 +346,8 @@ def join_job(
             f"makes {expected}: "
             + (
                 other_version
-                or "its input was replaced since, or another job was launched for the same output; launch it again"
+                or "its input was replaced since, its engine_args are others, or another job was launched for the "
+                "same output; launch it again"
             )
         )
     if generation is not None and generation > current.generation:

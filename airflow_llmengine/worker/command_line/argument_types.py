@@ -5,6 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from typing import Any
+
+from airflow_llmengine.spec.engine_args import parse_engine_args
+from airflow_llmengine.spec.validation import RequestInvalidError
 
 
 def count(least: int) -> Callable[[str], int]:
@@ -31,6 +35,14 @@ def rate(text: str) -> float:
     if not 0 <= share <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
     return share
+
+
+def engine_args(text: str) -> dict[str, Any]:
+    """Further arguments of the engine, as a JSON object."""
+    try:
+        return parse_engine_args(text)
+    except RequestInvalidError as error:
+        raise argparse.ArgumentTypeError("; ".join(map(str, error.refusals))) from None
 
 
 def seconds(text: str) -> float:

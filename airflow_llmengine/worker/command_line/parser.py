@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.worker.command_line.argument_types import engine_args
 from airflow_llmengine.worker.logs import is_for_a_launcher, log_end
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,18 @@ def add_command(
     sub.add_argument("--verbose", action="store_true", help="log DEBUG lines too; they may quote prompts and outputs")
     sub.set_defaults(command=command)
     return sub
+
+
+def add_engine_args(sub: argparse.ArgumentParser) -> None:
+    """Add ``--engine-args``."""
+    sub.add_argument(
+        "--engine-args",
+        type=engine_args,
+        default={},
+        metavar="JSON",
+        help="further arguments of vLLM by their Python names, beside those that the request has a field for, as a "
+        'JSON object such as {"max_logprobs": 40}; the same for all commands of a job',
+    )
 
 
 def say(*lines: str) -> None:

@@ -9,7 +9,7 @@ from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.hardware.gpus import Gpu
 from airflow_llmengine.worker.command_line.opening import open_storage, read_request
-from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, say
+from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
 from airflow_llmengine.worker.planning import gpu_types, planned
 
 
@@ -26,6 +26,7 @@ def add_validate(commands: Any) -> None:
         """,
     )
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
+    add_engine_args(sub)
 
 
 def add_plan(commands: Any) -> None:
@@ -42,6 +43,7 @@ def add_plan(commands: Any) -> None:
         """,
     )
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
+    add_engine_args(sub)
     sub.add_argument(
         "--gpu-types",
         type=_gpu_types,

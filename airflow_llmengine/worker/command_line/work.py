@@ -22,7 +22,7 @@ from airflow_llmengine.worker.attempt import (
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.command_line.argument_types import count, rate
 from airflow_llmengine.worker.command_line.opening import open_storage, read_job_request
-from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, say
+from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
 from airflow_llmengine.worker.engines.load import engine_name
 from airflow_llmengine.worker.logs import log_end
 from airflow_llmengine.worker.nodes.command import follow, lead
@@ -138,6 +138,7 @@ def add_follow(commands: Any) -> None:
     )
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
     sub.add_argument("--node", type=count(1), required=True, metavar="K", help="which node this is; the first is 0")
+    add_engine_args(sub)
     sub.add_argument("--leader", required=True, metavar="HOST", help="name or address of the first node")
     _add_nodes_arguments(sub, "")
     _add_grace_argument(sub)
@@ -167,6 +168,7 @@ def _collect(options: argparse.Namespace) -> int:
         request,
         input_identity=job_input_identity(storage, request),
         engine=engine,
+        engine_args=options.engine_args,
         generation=options.generation,
     )
     if launch.manifest is not None:
@@ -192,6 +194,7 @@ def _attempt(options: argparse.Namespace) -> AttemptOptions:
         if_done=options.if_done,
         overwrite=options.overwrite,
         max_error_rate=options.max_error_rate,
+        engine_args=options.engine_args,
         chunk_records=options.chunk_records,
         chunk_tokens=options.chunk_tokens,
     )
@@ -221,6 +224,7 @@ def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
         help="fail the job when more than this share of its records failed, 0 to 1; a job whose every record failed is "
         "a failed job at any rate",
     )
+    add_engine_args(sub)
     sub.add_argument(
         "--generation",
         type=count(1),

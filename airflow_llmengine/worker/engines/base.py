@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -81,6 +82,18 @@ class LoadsModel(Protocol):
 
     def load_from(self, find: ModelFinder) -> None:
         """Load what ``find`` gives. It blocks, perhaps for hours, while the weights are fetched to this machine."""
+        ...
+
+
+@runtime_checkable
+class TakesArguments(Protocol):
+    """An engine that can be given further arguments, beyond the request's."""
+
+    def take_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Be told them, right after it was made.
+
+        Raises ``EngineUnavailableError`` for one that this version of it does not have.
+        """
         ...
 
 

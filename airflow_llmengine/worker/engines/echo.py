@@ -22,8 +22,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_llmengine import __version__
@@ -64,6 +64,9 @@ class EchoEngine:
         if self._log_path and self._log is None:
             # With O_APPEND the short lines of several processes never mix.
             self._log = os.open(self._log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def take_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Nothing: it has no arguments, as it has no model."""
 
     def place(self, place: NodePlace) -> None:
         """Nothing: where it stands makes no difference to it."""

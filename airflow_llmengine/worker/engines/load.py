@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Any, cast
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.worker.engines.base import Engine, EngineFactory
+from airflow_llmengine.worker.engines.base import Engine, EngineFactory, TakesArguments
 
 ENTRY_POINT_GROUP = "airflow_llmengine.engines"
 """Where a package registers an engine under its name: an ``EngineFactory``."""
@@ -28,6 +29,25 @@ class EngineUnavailableError(Exception):
 def engine_name(name: str | None = None) -> str:
     """The name of the engine that answers: ``name``, else that in ``LLMENGINE_ENGINE``, else ``vllm``."""
     return name or os.environ.get(ENGINE_VARIABLE) or DEFAULT_ENGINE
+
+
+def with_engine_args(make: EngineFactory, engine_args: Mapping[str, Any]) -> EngineFactory:
+    """Makes engines with further arguments.
+
+    Args:
+        make: Makes the engine.
+        engine_args: What it is told, as ``parse_engine_args`` gives them.
+    """
+
+    def make_with_arguments(request: CreateBatchCompletionsV1Request) -> Engine:
+        engine = make(request)
+        if isinstance(engine, TakesArguments):
+            engine.take_arguments(engine_args)
+        elif engine_args:
+            raise EngineUnavailableError(f"the engine {engine.name} takes no engine_args: leave them out")
+        return engine
+
+    return make_with_arguments
 
 
 def load_engine(request: CreateBatchCompletionsV1Request, name: str | None = None) -> Engine:

@@ -28,7 +28,14 @@ from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.processes import available_memory
 from airflow_llmengine.worker.engines.spanning import NodePlace
-from airflow_llmengine.worker.engines.vllm_arguments import command_line, engine_arguments, node_arguments, served_name
+from airflow_llmengine.worker.engines.vllm_argument_names import unknown_arguments
+from airflow_llmengine.worker.engines.vllm_arguments import (
+    command_line,
+    engine_arguments,
+    node_arguments,
+    served_name,
+    with_further_arguments,
+)
 from airflow_llmengine.worker.engines.vllm_environment import CPU_DISTRIBUTION, installed_vllm, prepare_environment
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
 from airflow_llmengine.worker.engines.vllm_follower import Following
@@ -64,6 +71,7 @@ class VLLMEngine:
         self._request = request
         self._model = served_name(request.model_cfg)
         self._find: ModelFinder = ModelFiles(Storage(), request).find
+        self._further: Mapping[str, Any] = {}
         self._place: NodePlace | None = None
         self._loading: Loading | None = None
         self._following: Following | None = None
@@ -73,6 +81,17 @@ class VLLMEngine:
     def load_from(self, find: ModelFinder) -> None:
         """Load what ``find`` gives; by default a model that needs no options of storage."""
         self._find = find
+
+    def take_arguments(self, arguments: Mapping[str, Any]) -> None:
+        """Be given further arguments of vLLM.
+
+        Raises:
+            EngineUnavailableError: The installed version has no such argument.
+        """
+        unknown = unknown_arguments(arguments, self.version)
+        if unknown:
+            raise EngineUnavailableError("; ".join(unknown))
+        self._further = arguments
 
     def place(self, place: NodePlace) -> None:
         """Span several nodes."""
@@ -118,7 +137,7 @@ class VLLMEngine:
     async def _prepared(self) -> dict[str, Any]:
         """The arguments for this node, with the model's files here, and what vLLM reads from the environment set."""
         source = await asyncio.to_thread(self._find)
-        arguments = _arguments(self._request, source, self._place)
+        arguments = _arguments(self._request, source, self._place, self._further)
         self._identity = source.identity
         prepare_environment(arguments, source, quiet=self._distribution == CPU_DISTRIBUTION)
         if self._place is not None:
@@ -187,10 +206,13 @@ class VLLMEngine:
 
 
 def _arguments(
-    request: CreateBatchCompletionsV1Request, source: ModelSource, place: NodePlace | None = None
+    request: CreateBatchCompletionsV1Request,
+    source: ModelSource,
+    place: NodePlace | None = None,
+    further: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     try:
-        arguments = engine_arguments(request.model_cfg, source)
+        arguments = with_further_arguments(engine_arguments(request.model_cfg, source), further or {})
         if place is not None:
             arguments |= node_arguments(request, place)
     except ValueError as error:

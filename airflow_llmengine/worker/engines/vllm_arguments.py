@@ -99,6 +99,23 @@ TRANSLATIONS: Mapping[str, Callable[[Any, CreateBatchCompletionsV1ModelConfig, M
 """From a field's value to its argument's; None: it asks for nothing. They raise ``ValueError`` with a clause."""
 
 
+def with_further_arguments(arguments: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Add ``engine_args``. Overrides of the model's config are the one thing that both may have a part of.
+
+    Raises:
+        ValueError: They say two things of one part.
+    """
+    both = {**arguments, **further}
+    ours, theirs = arguments.get("hf_overrides"), further.get("hf_overrides")
+    if ours is not None and theirs is not None:
+        if not isinstance(theirs, Mapping) or ours.keys() & theirs.keys():
+            raise ValueError(
+                "engine_args.hf_overrides overrides what model_config.rope_scaling does: give the whole in one of them"
+            )
+        both["hf_overrides"] = {**ours, **theirs}
+    return both
+
+
 def node_arguments(request: CreateBatchCompletionsV1Request, place: NodePlace) -> dict[str, Any]:
     """The arguments by which an engine spans several nodes; they stand above those of ``engine_arguments``.
 

@@ -15,7 +15,7 @@ from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run_attempt, storage_exit_code
 from airflow_llmengine.worker.early_signals import signal_pipe
 from airflow_llmengine.worker.engines.base import EngineDiedError
-from airflow_llmengine.worker.engines.load import load_engine
+from airflow_llmengine.worker.engines.load import load_engine, with_engine_args
 from airflow_llmengine.worker.environment import EnvironmentInvalidError
 from airflow_llmengine.worker.logs import log_end
 from airflow_llmengine.worker.nodes.follower import FAILURES, Follower, FollowerOptions, ToldToEndError
@@ -61,7 +61,9 @@ def lead(
             ExitCode.ENGINE_DIED, f"port {options.nodes_port} can't be opened for the other nodes: {error.strerror}"
         )
     with followers:
-        make_engine = leading(followers, load_engine, patience=options.nodes_within)
+        make_engine = leading(
+            followers, with_engine_args(load_engine, attempt.engine_args), patience=options.nodes_within
+        )
         return run_attempt(storage, request, attempt, stop, make_engine=make_engine)
 
 
@@ -79,7 +81,8 @@ def follow(options: argparse.Namespace, storage: Storage, request: CreateBatchCo
         patience=options.nodes_within,
         grace_seconds=options.grace_seconds,
     )
-    asyncio.run(_follow(Follower(told, storage, request, load_engine)))
+    make_engine = with_engine_args(load_engine, options.engine_args)
+    asyncio.run(_follow(Follower(told, storage, request, make_engine)))
 
 
 async def _follow(follower: Follower) -> None:
