@@ -10,7 +10,7 @@ from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.spec.scoring import PAIRS, RerankRequest, ScoreRequest
+from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 
 _INVALID = RecordErrorType.INVALID_RECORD
 
@@ -57,10 +57,9 @@ def _truncation_faults(record: PoolingFields) -> Iterator[Fault]:
 
 
 def _side_faults(record: ScoreRequest) -> Iterator[Fault]:
-    given = record.given_sides
-    pair = next((pair for pair in PAIRS if given == set(pair)), None)
+    pair = record.pair
     if pair is None:
-        found = ", ".join(sorted(given)) or "neither"
+        found = ", ".join(sorted(record.given_sides)) or "neither"
         yield _INVALID, f"queries, documents: a score has two sides; give these two and no others, not {found}"
         return
     first, second = (getattr(record, name) for name in pair)

@@ -48,6 +48,11 @@ class ScoreRequest(ScoringFields):
         """Names of the sides that were given."""
         return {name for pair in PAIRS for name in pair if self.is_given(name)}
 
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The names of the two sides; None if they are not the two of one pair."""
+        return next((pair for pair in PAIRS if self.given_sides == set(pair)), None)
+
 
 class RerankRequest(ScoringFields):
     """What sorts documents by how well they answer a query."""

@@ -176,7 +176,8 @@ def requested_tokens(value: Any, content: CreateBatchCompletionsV1RequestContent
         return content.max_new_tokens
     if isinstance(value, dict) and isinstance(value.get("body"), dict):
         value = value["body"]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or not ("prompt" in value or "messages" in value):
+        # A pooling model writes nothing.
         return 0
     unbounded = CHAT_TOKENS_WHEN_UNBOUNDED if "messages" in value else 16
     limit = _count_or(value.get("max_completion_tokens") or value.get("max_tokens"), unbounded)

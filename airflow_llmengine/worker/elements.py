@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from airflow_llmengine.spec.batch_line import BatchRecord
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.job_state import JobHandle
 from airflow_llmengine.spec.results import RecordError
+from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.worker.chunks import Finished
 from airflow_llmengine.worker.engines.base import Answer
 from airflow_llmengine.worker.records import PromptRecord, Record
+
+_ID_PREFIXES: Mapping[type[BatchRecord], str] = {
+    CompletionV2Request: "cmpl",
+    ChatCompletionV2Request: "chatcmpl",
+    EmbeddingRequest: "embd",
+    ScoreRequest: "score",
+    RerankRequest: "rerank",
+}
+"""How the ``id`` of a response object begins."""
 
 
 class ElementWriter:
@@ -31,8 +45,10 @@ class ElementWriter:
         """The element of an answered record."""
         body = answer.body
         if not isinstance(record.request, PromptRecord):
-            kind = "chatcmpl" if isinstance(record.request, ChatCompletionV2Request) else "cmpl"
-            body = {**body, "id": f"{kind}-{self._fingerprint}-{record.index}", "created": self._created}
+            body = {**body, "id": f"{_ID_PREFIXES[type(record.request)]}-{self._fingerprint}-{record.index}"}
+            if "created" in body:
+                # A reranking has none.
+                body["created"] = self._created
         if record.is_batch_line:
             body = self._batch_line(
                 record.index,

@@ -1,7 +1,8 @@
 """The stand-in engine: it answers each record with the record's own prompt, and has no model.
 
 It is there to try a pipeline before there is a GPU, and for tests of everything around an engine. An answer is a
-function of its record alone. A token is a word: what stands between white space.
+function of its record alone. A token is a word: what stands between white space. Embeddings and scores are made of the
+words' hashes: see ``echo_pooling``.
 
 It is set by environment variables:
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +31,11 @@ from typing import Any
 from airflow_llmengine import __version__
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, RecordRejectedError
+from airflow_llmengine.worker.engines.echo_pooling import pooling_body, texts_of
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.records import PromptRecord, Record
 
@@ -136,6 +140,8 @@ class EchoEngine:
                 else None,
             )
             return Answer(output.model_dump(mode="json"), words, words)
+        if isinstance(request, PoolingFields):
+            return Answer(pooling_body(request, self._model, words), words, 0)
         copies = request.effective("n")
         texts = [prompt for prompt in prompts for _ in range(copies)]
         body: dict[str, Any] = {
@@ -171,6 +177,8 @@ def _prompts(record: Record) -> list[str]:
         content = request.messages[-1].get("content") if request.messages else None
         parts = content if isinstance(content, list) else [{"text": content or ""}]
         return ["".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))]
+    if isinstance(request, PoolingFields):
+        return texts_of(request)
     prompt = request.prompt
     if isinstance(prompt, str):
         return [prompt]

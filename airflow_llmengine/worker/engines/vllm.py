@@ -14,15 +14,19 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.embedding import EmbeddingRequest
+from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
@@ -40,6 +44,8 @@ from airflow_llmengine.worker.engines.vllm_environment import CPU_DISTRIBUTION, 
 from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
 from airflow_llmengine.worker.engines.vllm_follower import Following
 from airflow_llmengine.worker.engines.vllm_loading import Loaded, Loading
+from airflow_llmengine.worker.engines.vllm_pooling import Pooling, RequestForm
+from airflow_llmengine.worker.engines.vllm_pooling_records import generates_nothing, pooling_answer, too_long
 from airflow_llmengine.worker.engines.vllm_records import (
     chat_request,
     completion_request,
@@ -164,6 +170,10 @@ class VLLMEngine:
         """
         serving = self._started()
         request = record.request
+        if isinstance(request, PoolingFields):
+            return await self._pool(request)
+        if serving.completion is None:
+            raise generates_nothing(serving.pooling.tasks)
         if isinstance(request, ChatCompletionV2Request):
             body = chat_request(request, self._model, serving.chat_request.model_fields)
             answering = serving.answer_chat(body)
@@ -185,6 +195,17 @@ class VLLMEngine:
                 # vLLM takes the cancellation for a client that has hung up, and answers.
                 raise asyncio.CancelledError
             fault = response
+        raise await serving.refusal(fault, body)
+
+    async def _pool(self, request: PoolingFields) -> Answer:
+        serving = self._started()
+        body = serving.pooling.body(request, self._model)
+        try:
+            response = await serving.pooling.answer(request, body)
+        except Exception as error:  # noqa: BLE001 - as in ``complete``
+            fault = error
+        else:
+            return pooling_answer(response, request)
         raise await serving.refusal(fault, body)
 
     async def stop(self) -> None:
@@ -330,7 +351,9 @@ class _Serving:
 
     client: Any
     completion: Any
+    """None, like ``chat``, if the model generates no text."""
     chat: Any
+    pooling: Pooling
     tokenization: Any
     completion_request: Any
     chat_request: Any
@@ -361,9 +384,11 @@ class _Serving:
         if not fault.tokens_matter:
             return rejection(fault, body)
         # vLLM stops counting at its limit, so that its own sentence has no use.
-        return rejection(
-            fault, body, prompt_tokens=await self._longest_prompt(body), limit=self.client.model_config.max_model_len
-        )
+        limit = self.client.model_config.max_model_len
+        if "messages" not in body and "prompt" not in body:
+            tokens = await self.pooling.longest_input(body, partial(self._count_text, body))
+            return too_long(tokens, limit) if tokens > limit else rejection(fault, body)
+        return rejection(fault, body, prompt_tokens=await self._longest_prompt(body), limit=limit)
 
     async def _longest_prompt(self, body: Mapping[str, Any]) -> int:
         """Tokens of the longest prompt; a chat's, as its template writes it."""
@@ -372,13 +397,12 @@ class _Serving:
             return await self._count(self.tokenize_chat.model_validate({name: body[name] for name in names}))
         prompt = body["prompt"]
         prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+        return max([await self._count_text(body, one) if isinstance(one, str) else len(one) for one in prompts])
+
+    async def _count_text(self, body: Mapping[str, Any], text: str) -> int:
+        """Tokens of a text in the request ``body``."""
         fields = {name: body[name] for name in ("model", "add_special_tokens") if name in body}
-        return max(
-            [
-                await self._count(self.tokenize_completion(prompt=one, **fields)) if isinstance(one, str) else len(one)
-                for one in prompts
-            ]
-        )
+        return await self._count(self.tokenize_completion(prompt=text, **fields))
 
     async def _count(self, request: Any) -> int:
         response = await self.tokenization.create_tokenize(request, None)
@@ -397,13 +421,18 @@ async def _serve(loaded: Loaded) -> _Serving:
 
     state = State()
     tasks = await loaded.client.get_supported_tasks()
-    if "generate" not in tasks:
-        raise EngineUnavailableError(f"the model generates no text; what it does is {', '.join(sorted(tasks))}")
     await init_app_state(loaded.client, state, loaded.arguments, tasks)
+    pooling = _pooling(state, tasks)
+    if "generate" not in tasks and not pooling.is_able:
+        raise EngineUnavailableError(
+            "the model generates no text, computes no embeddings and scores no texts; "
+            f"what it does is {', '.join(sorted(tasks))}"
+        )
     return _Serving(
         client=loaded.client,
-        completion=state.openai_serving_completion,
-        chat=state.openai_serving_chat,
+        completion=getattr(state, "openai_serving_completion", None),
+        chat=getattr(state, "openai_serving_chat", None),
+        pooling=pooling,
         tokenization=state.serving_tokenization,
         completion_request=CompletionRequest,
         chat_request=ChatCompletionRequest,
@@ -411,4 +440,27 @@ async def _serve(loaded: Loaded) -> _Serving:
         to_response=create_error_response,
         tokenize_chat=TokenizeChatRequest,
         tokenize_completion=TokenizeCompletionRequest,
+    )
+
+
+def _pooling(state: Any, tasks: Collection[str]) -> Pooling:
+    """What of the server's objects, which are ``None`` or missing where the model can't, answers pooling records."""
+    from vllm.entrypoints.pooling.embed.protocol import EmbeddingCompletionRequest
+    from vllm.entrypoints.pooling.scoring.protocol import RerankRequest as VLLMRerankRequest
+    from vllm.entrypoints.pooling.scoring.protocol import ScoreRequest as VLLMScoreRequest
+
+    kinds = get_args(VLLMScoreRequest)
+    return Pooling(
+        tasks=tasks,
+        embedding=getattr(state, "serving_embedding", None),
+        scores=getattr(state, "serving_scores", None),
+        forms={
+            EmbeddingRequest: RequestForm(
+                EmbeddingCompletionRequest.model_validate, EmbeddingCompletionRequest.model_fields
+            ),
+            ScoreRequest: RequestForm(
+                TypeAdapter(VLLMScoreRequest).validate_python, {name for kind in kinds for name in kind.model_fields}
+            ),
+            RerankRequest: RequestForm(VLLMRerankRequest.model_validate, VLLMRerankRequest.model_fields),
+        },
     )

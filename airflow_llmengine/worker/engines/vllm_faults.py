@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.engines.base import RecordRejectedError
+from airflow_llmengine.worker.engines.vllm_pooling_records import TEXT_FIELDS
 from airflow_llmengine.worker.engines.vllm_records import texts
 
 _TOO_LONG = re.compile(r"maximum context length|maximum model length")
@@ -114,8 +115,8 @@ def _without_quotes(message: str, body: Mapping[str, Any]) -> str | None:
 
 
 def _private_texts(body: Mapping[str, Any]) -> Iterator[str]:
-    if "prompt" in body:
-        yield from texts(body["prompt"])
+    for name in ("prompt", *TEXT_FIELDS):
+        yield from texts(body.get(name))
     for message in body.get("messages", ()):
         # What a message says, and not its role, which vLLM may name.
         yield from texts([value for name, value in message.items() if name != "role"])
