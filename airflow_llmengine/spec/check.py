@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_llmengine.spec.check_model import model_refusals
 from airflow_llmengine.spec.check_paths import path_refusals
+from airflow_llmengine.spec.check_tool import tool_refusals
 from airflow_llmengine.spec.kubernetes_syntax import (
     LARGEST_QUANTITY,
     is_binary_quantity,
@@ -31,7 +32,6 @@ from airflow_llmengine.spec.wire_model import WireModel
 _SMALLEST_CPUS = Decimal("0.001")
 _SMALLEST_BYTES = Decimal(2**20)
 _QUANTITIES = ("cpus", "memory", "storage")
-_TOOL = "code_evaluator"
 
 
 def validate_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchCompletionsV1Request:
@@ -56,7 +56,7 @@ def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
         *path_refusals(request),
         *_label_refusals("labels", request.labels),
         *_priority_refusals(request),
-        *_tool_refusals(request),
+        *tool_refusals(request),
         *_hardware_refusals(request),
         *_content_refusals(request),
         *_size_refusals(request),
@@ -86,15 +86,6 @@ def _priority_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Ref
     fault = None if request.priority is None else subdomain_fault(request.priority)
     if fault:
         yield Refusal("priority", f"{_quoted(request.priority or '')} {fault}", "name a PriorityClass of the cluster")
-
-
-def _tool_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
-    if request.tool_config is None:
-        return
-    if request.tool_config.name != _TOOL:
-        yield Refusal("tool_config.name", f"there is no tool {_quoted(request.tool_config.name)}", f"use {_TOOL}")
-    else:
-        yield Refusal("tool_config", "not supported yet", "leave it out")
 
 
 def _hardware_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:

@@ -41,6 +41,7 @@ from airflow_llmengine.worker.engines.base import (
 )
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine, with_engine_args
 from airflow_llmengine.worker.progress import Progress
+from airflow_llmengine.worker.engines.writing import WritesOn
 from airflow_llmengine.worker.readers import InputReader, open_input
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
 from airflow_llmengine.worker.replica import Replica, ReplicaSettings
@@ -48,6 +49,9 @@ from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop
 from airflow_llmengine.worker.timing import Deadline, Timing
 from airflow_llmengine.worker.weights.model_files import ModelFiles
+from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+from airflow_llmengine.worker.tools.interpreters import Interpreters
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +124,7 @@ def run_attempt(
         ModelChangedError,
         EngineUnavailableError,
     ) as error:
+        SandboxUnavailableError,
         return AttemptOutcome(ExitCode.BAD_REQUEST, str(error))
     except StorageError as error:
         return AttemptOutcome(storage_exit_code(error), str(error))
@@ -142,7 +147,7 @@ def _run(
     make_engine: EngineFactory,
     timing: Timing,
 ) -> AttemptOutcome:
-    engine = make_engine(request).name
+    engine = _require_tool(make_engine(request), request).name
     reader = open_input(storage, request)
     launch = (
         join_job(
@@ -185,6 +190,14 @@ def _run(
 
 
 def _work(
+def _require_tool(engine: Engine, request: CreateBatchCompletionsV1Request) -> Engine:
+    if request.tool_config is not None and not isinstance(engine, WritesOn):
+        raise EngineUnavailableError(
+            f"the engine {engine.name} can't write on after a tool: leave tool_config out, or use another engine"
+        )
+    return engine
+
+
     directory: JobDirectory,
     launch: Launch,
     reader: InputReader,
@@ -195,6 +208,9 @@ def _work(
     timing: Timing,
 ) -> AttemptOutcome:
     deadline = Deadline(launch.deadline, timing)
+    if request.tool_config is not None:
+        # Code that a model wrote is not run unless it is shut off; better told before hours of loading.
+        require_sandbox()
     # The last hand on the deadline inside this process; it works while the main thread is busy loading a model.
     stop.end_at_deadline(deadline.left, "max_runtime_sec has run out; what was committed is kept")
     progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
@@ -224,6 +240,7 @@ def _work(
                 settings=ReplicaSettings(deadline=deadline, max_error_rate=options.max_error_rate),
                 timing=timing,
             ),
+                evaluator=None if request.tool_config is None else CodeEvaluator(request.tool_config, Interpreters()),
             _LastWords(share, scratch, progress, stop),
         )
     )

@@ -11,12 +11,15 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.engines.base import Answer, Engine, EngineDiedError, RecordRejectedError
 from airflow_llmengine.worker.records import Record
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_RESTARTS = 3
 """How often the engine is started again before it has either found a record at fault or done a stretch of work."""
@@ -89,11 +92,21 @@ class EngineKeeper:
     async def complete(
         self, record: Record, *, deaths: int = 0, before_alone: Callable[[], Awaitable[None]] | None = None
     ) -> Answer:
-        """Answer one record, through as many engines as it takes.
+        """Answer one record, through as many engines as it takes. See ``ask``."""
+        return await self.ask(lambda engine: engine.complete(record), deaths=deaths, before_alone=before_alone)
+
+    async def ask(
+        self,
+        question: Callable[[Engine], Awaitable[T]],
+        *,
+        deaths: int = 0,
+        before_alone: Callable[[], Awaitable[None]] | None = None,
+    ) -> T:
+        """Have something done for one record, by as many engines as it takes.
 
         Args:
-            record: The record.
-            deaths: How often an engine has died with it before; from ``ALONE`` on it is tried by itself.
+            question: Asks an engine, and is asked again of the next one when that one dies.
+            deaths: How often an engine has died with the record before; from ``ALONE`` on it is tried by itself.
             before_alone: Called before it is tried by itself.
 
         Raises:
@@ -106,7 +119,7 @@ class EngineKeeper:
                 if alone and before_alone is not None:
                     await before_alone()
                 try:
-                    answer = await self._engine.complete(record)
+                    answer = await question(self._engine)
                 except EngineDiedError as error:
                     died = error
                 else:

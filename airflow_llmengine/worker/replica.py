@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
@@ -23,16 +25,20 @@ from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork, Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
 from airflow_llmengine.worker.timing import Deadline, Timing
+from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
 from airflow_llmengine.worker.watch import Watch
 from airflow_llmengine.worker.weights.model_files import require_same
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 FLUSH_SECONDS = 10.0
 """Time kept for writing parts before the process must be gone; at most a third of what is left."""
 
 LATENCY_SAMPLES = 256
-"""The slowest of so many latest records tells how long before the deadline admission ends."""
+"""The slowest of so many latest records tells how long before the deadline admission ends: its time in the engine, for
+a tool may take as long as it likes, and the engine would stand idle over it."""
 
 NOTHING_TO_SAVE = (StopReason.SUPERSEDED, StopReason.FINISHED, StopReason.FILES_GONE)
 """Reasons to stop after which nobody will ask for what this attempt has done."""
@@ -77,6 +83,7 @@ class Replica:
         stop: Stop,
         settings: ReplicaSettings,
         timing: Timing,
+        evaluator: CodeEvaluator | None = None,
     ) -> None:
         self._scratch = directory.scratch(handle)
         self._share = share
@@ -94,7 +101,10 @@ class Replica:
             timing=timing,
         )
         self._open: dict[int, ChunkResults] = {}
+        self._evaluator = evaluator
         self._in_flight: set[asyncio.Task[None]] = set()
+        self._away = 0
+        """Of the records in flight, those that ask nothing of the engine at the moment."""
         self._commits: set[asyncio.Task[None]] = set()
         self._bytes_in_flight = 0
         self._room = asyncio.Event()
@@ -242,7 +252,7 @@ class Replica:
 
     async def _wait_for_room(self, window: int) -> None:
         while not self._stop.is_requested() and (
-            len(self._in_flight) >= window
+            len(self._in_flight) - self._away >= window
             or self._bytes_in_flight >= BYTES_IN_FLIGHT
             or len(self._commits) >= PENDING_COMMITS
         ):
@@ -266,7 +276,7 @@ class Replica:
         task.add_done_callback(left)
 
     async def _complete(self, record: Record, work: ChunkWork) -> None:
-        started = time.monotonic()
+        in_engine = 0.0
         results = work.results
 
         async def note_alone() -> None:
@@ -274,8 +284,19 @@ class Replica:
             await self._save_part(results)
             await asyncio.to_thread(self._share.note_alone, results.number, record.index)
 
+        async def ask(question: Callable[[Engine], Awaitable[T]]) -> T:
+            nonlocal in_engine
+            started = time.monotonic()
+            try:
+                return await self._engine.ask(question, deaths=ALONE if work.alone else 0, before_alone=note_alone)
+            finally:
+                in_engine += time.monotonic() - started
+
         try:
-            answer = await self._engine.complete(record, deaths=ALONE if work.alone else 0, before_alone=note_alone)
+            if self._evaluator is None:
+                answer = await ask(lambda engine: engine.complete(record))
+            else:
+                answer = await self._evaluator.complete(record, ask, self._leave)
             finished = self._elements.answer(record, answer)
         except RecordRejectedError as error:
             finished = self._elements.error(
@@ -311,7 +332,7 @@ class Replica:
                 ),
                 is_batch_line=record.is_batch_line,
             )
-        self._latencies.append(time.monotonic() - started)
+        self._latencies.append(in_engine)
         results.finished[record.index] = finished
         self._progress.count(finished)
         self._watch.check_error_rate()
@@ -319,6 +340,16 @@ class Replica:
             commit = asyncio.create_task(self._commit_or_stop(results))
             self._commits.add(commit)
             commit.add_done_callback(self._committed)
+
+    @contextmanager
+    def _leave(self) -> Iterator[None]:
+        """Give a record's place in flight to another one, which may come although this one comes back later."""
+        self._away += 1
+        self._room.set()
+        try:
+            yield
+        finally:
+            self._away -= 1
 
     def _committed(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)

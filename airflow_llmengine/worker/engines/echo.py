@@ -20,10 +20,12 @@ is in work when the engine dies is not answered.
 
 from __future__ import annotations
 
+With a ``tool_config`` the prompt is what a model would write: up to the first marker of a block's output, and after
+each block that has run, up to the next one.
+
 import asyncio
 import math
 import os
-import re
 import signal
 from collections.abc import Mapping
 from typing import Any
@@ -39,6 +41,7 @@ from airflow_llmengine.worker.engines.echo_pooling import pooling_body, texts_of
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.records import PromptRecord, Record
 
+from airflow_llmengine.worker.engines.echo_writing import EchoWriter, pieces
 REJECT_MARKER = "llmengine-echo:reject"
 DIE_MARKER = "llmengine-echo:die"
 KILL_MARKER = "llmengine-echo:kill"
@@ -98,6 +101,15 @@ class EchoEngine:
             if prompt == "":
                 raise RecordRejectedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
             if prompt.startswith(REJECT_MARKER):
+        await self._work(record, True)
+        return self._answer(record, _prompts(record))
+
+    def writer(self) -> Writer:
+        """Writes the prompt in several goes."""
+        return EchoWriter(self._work)
+
+    async def _work(self, record: Record, is_first: bool) -> None:
+        """What takes its time, and may fail, with each record."""
                 raise RecordRejectedError(RecordErrorType.REJECTED_BY_ENGINE, f"the prompt starts with {REJECT_MARKER}")
             if prompt.startswith(DIE_MARKER):
                 self._dead = True
@@ -112,7 +124,6 @@ class EchoEngine:
         self._answers += 1
         if self._log is not None:
             os.write(self._log, f"{record.index} {os.getpid()}\n".encode())
-        return self._answer(record, prompts)
 
     def _require_life(self) -> None:
         if self._answers >= self._dies_after:
@@ -122,7 +133,7 @@ class EchoEngine:
 
     async def stop(self) -> None:
         """Close the log."""
-        if self._log is not None:
+        if self._log is not None and is_first:
             os.close(self._log)
             self._log = None
 
@@ -130,12 +141,11 @@ class EchoEngine:
         request = record.request
         words = sum(len(prompt.split()) for prompt in prompts)
         if isinstance(request, PromptRecord):
-            pieces = _pieces(prompts[0])
             output = CompletionOutput(
                 text=prompts[0],
                 num_prompt_tokens=words,
                 num_completion_tokens=words,
-                tokens=[TokenOutput(token=piece, log_prob=0.0) for piece in pieces]
+                tokens=[TokenOutput(token=piece, log_prob=0.0) for piece in pieces(prompts[0])]
                 if request.content.return_token_log_probs
                 else None,
             )
@@ -189,11 +199,6 @@ def _prompts(record: Record) -> list[str]:
 
 def _ids(ids: Any) -> str:
     return " ".join(map(str, ids))
-
-
-def _pieces(text: str) -> list[str]:
-    """One piece for each word, with the white space around it; together they are the text."""
-    return re.findall(r"\s*\S+(?:\s+$)?", text)
 
 
 def _number(variable: str, default: float, *, least: float = 0.0) -> float:

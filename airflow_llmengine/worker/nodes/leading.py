@@ -12,6 +12,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.worker.engines.base import Answer, Engine, EngineDiedError, EngineFactory, LoadsModel
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.spanning import NodePlace, SpanningEngine
+from airflow_llmengine.worker.engines.writing import Writer, writer_of
 from airflow_llmengine.worker.nodes.followers import Followers
 from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.stopping import Stop, StopReason
@@ -114,6 +115,10 @@ class LeadingEngine:
     async def complete(self, record: Record) -> Answer:
         """Answer one record; see ``Engine.complete``."""
         return await self._engine.complete(record)
+
+    def writer(self) -> Writer:
+        """The engine's; see ``WritesOn``."""
+        return writer_of(self._engine)
 
     async def stop(self) -> None:
         """End it on all nodes; they stay, to start it again."""

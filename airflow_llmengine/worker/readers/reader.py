@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
+from airflow_llmengine.spec.check_tool import STOPS_INSIDE_BLOCKS, stops_inside_blocks
 from airflow_llmengine.spec.identity import inline_identity
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
@@ -75,7 +76,21 @@ def open_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> In
         return InlineInput(request.content)
     if request.input_data_path is None:
         raise InputInvalidError("The request has neither content nor input_data_path: give exactly one of them.")
-    return FileInput(storage, request.input_data_path)
+    reader = FileInput(storage, request.input_data_path)
+    if request.tool_config is not None:
+        _refuse_without_blocks(reader.content)
+    return reader
+
+
+def _refuse_without_blocks(content: CreateBatchCompletionsV1RequestContent | None) -> None:
+    """Refuse an input for which ``tool_config`` would have no effect."""
+    if content is None:
+        raise InputInvalidError(
+            "The input is not a V1 content object, and tool_config is for V1 alone: leave tool_config out, or write "
+            "the input as one object with prompts, max_new_tokens and temperature."
+        )
+    for index in stops_inside_blocks(content):
+        raise InputInvalidError(f"The input's stop_sequences[{index}] {STOPS_INSIDE_BLOCKS}: leave it out.")
 
 
 class InlineInput(InputReader):
