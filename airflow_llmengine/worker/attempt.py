@@ -40,18 +40,18 @@ from airflow_llmengine.worker.engines.base import (
     ModelNotFoundError,
 )
 from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine, with_engine_args
-from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.engines.writing import WritesOn
+from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader, open_input
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
 from airflow_llmengine.worker.replica import Replica, ReplicaSettings
 from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop
 from airflow_llmengine.worker.timing import Deadline, Timing
-from airflow_llmengine.worker.weights.model_files import ModelFiles
 from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
 from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
 from airflow_llmengine.worker.tools.interpreters import Interpreters
+from airflow_llmengine.worker.weights.model_files import ModelFiles
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ def run_attempt(
         ModelNotFoundError,
         ModelChangedError,
         EngineUnavailableError,
-    ) as error:
         SandboxUnavailableError,
+    ) as error:
         return AttemptOutcome(ExitCode.BAD_REQUEST, str(error))
     except StorageError as error:
         return AttemptOutcome(storage_exit_code(error), str(error))
@@ -189,7 +189,6 @@ def _run(
         return given_back(manifest, options)
 
 
-def _work(
 def _require_tool(engine: Engine, request: CreateBatchCompletionsV1Request) -> Engine:
     if request.tool_config is not None and not isinstance(engine, WritesOn):
         raise EngineUnavailableError(
@@ -198,6 +197,7 @@ def _require_tool(engine: Engine, request: CreateBatchCompletionsV1Request) -> E
     return engine
 
 
+def _work(
     directory: JobDirectory,
     launch: Launch,
     reader: InputReader,
@@ -207,10 +207,10 @@ def _require_tool(engine: Engine, request: CreateBatchCompletionsV1Request) -> E
     make_engine: EngineFactory,
     timing: Timing,
 ) -> AttemptOutcome:
-    deadline = Deadline(launch.deadline, timing)
     if request.tool_config is not None:
         # Code that a model wrote is not run unless it is shut off; better told before hours of loading.
         require_sandbox()
+    deadline = Deadline(launch.deadline, timing)
     # The last hand on the deadline inside this process; it works while the main thread is busy loading a model.
     stop.end_at_deadline(deadline.left, "max_runtime_sec has run out; what was committed is kept")
     progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
@@ -239,8 +239,8 @@ def _require_tool(engine: Engine, request: CreateBatchCompletionsV1Request) -> E
                 stop=stop,
                 settings=ReplicaSettings(deadline=deadline, max_error_rate=options.max_error_rate),
                 timing=timing,
-            ),
                 evaluator=None if request.tool_config is None else CodeEvaluator(request.tool_config, Interpreters()),
+            ),
             _LastWords(share, scratch, progress, stop),
         )
     )

@@ -16,12 +16,12 @@ It is set by environment variables:
 A prompt that starts with ``llmengine-echo:reject`` is rejected, one that starts with ``llmengine-echo:die`` ends the
 engine, and one that starts with ``llmengine-echo:kill`` the whole process, as when a machine runs out of memory. What
 is in work when the engine dies is not answered.
-"""
-
-from __future__ import annotations
 
 With a ``tool_config`` the prompt is what a model would write: up to the first marker of a block's output, and after
 each block that has run, up to the next one.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import math
@@ -38,10 +38,10 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, RecordRejectedError
 from airflow_llmengine.worker.engines.echo_pooling import pooling_body, texts_of
+from airflow_llmengine.worker.engines.echo_writing import EchoWriter, pieces
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.records import PromptRecord, Record
 
-from airflow_llmengine.worker.engines.echo_writing import EchoWriter, pieces
 REJECT_MARKER = "llmengine-echo:reject"
 DIE_MARKER = "llmengine-echo:die"
 KILL_MARKER = "llmengine-echo:kill"
@@ -95,12 +95,6 @@ class EchoEngine:
 
     async def complete(self, record: Record) -> Answer:
         """Answer with the prompt."""
-        self._require_life()
-        prompts = _prompts(record)
-        for prompt in prompts:
-            if prompt == "":
-                raise RecordRejectedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
-            if prompt.startswith(REJECT_MARKER):
         await self._work(record, True)
         return self._answer(record, _prompts(record))
 
@@ -110,6 +104,12 @@ class EchoEngine:
 
     async def _work(self, record: Record, is_first: bool) -> None:
         """What takes its time, and may fail, with each record."""
+        self._require_life()
+        prompts = _prompts(record)
+        for prompt in prompts:
+            if prompt == "":
+                raise RecordRejectedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
+            if prompt.startswith(REJECT_MARKER):
                 raise RecordRejectedError(RecordErrorType.REJECTED_BY_ENGINE, f"the prompt starts with {REJECT_MARKER}")
             if prompt.startswith(DIE_MARKER):
                 self._dead = True
@@ -122,7 +122,7 @@ class EchoEngine:
             await asyncio.sleep(self._seconds_per_record)
         self._require_life()
         self._answers += 1
-        if self._log is not None:
+        if self._log is not None and is_first:
             os.write(self._log, f"{record.index} {os.getpid()}\n".encode())
 
     def _require_life(self) -> None:
@@ -133,7 +133,7 @@ class EchoEngine:
 
     async def stop(self) -> None:
         """Close the log."""
-        if self._log is not None and is_first:
+        if self._log is not None:
             os.close(self._log)
             self._log = None
 
