@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,8 @@ from airflow_llmengine.worker.engines.vllm_records import (
     v1_answer,
     v2_answer,
 )
+from airflow_llmengine.worker.engines.vllm_writing import VLLMWriter
+from airflow_llmengine.worker.engines.writing import Writer
 from airflow_llmengine.worker.records import PromptRecord, Record
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 from airflow_llmengine.worker.weights.model_source import ModelFinder, ModelSource
@@ -176,26 +178,27 @@ class VLLMEngine:
             raise generates_nothing(serving.pooling.tasks)
         if isinstance(request, ChatCompletionV2Request):
             body = chat_request(request, self._model, serving.chat_request.model_fields)
-            answering = serving.answer_chat(body)
+            answer = serving.answer_chat
         else:
             body = completion_request(request, self._model, serving.completion_request.model_fields)
-            answering = serving.answer_completion(body)
-        try:
-            response = await answering
-        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes, and the fault's kind is found out below
-            fault: Any = error
-        else:
-            if not isinstance(response, serving.error_response):
-                dumped = response.model_dump(mode="json", exclude_none=True)
-                if isinstance(request, PromptRecord):
-                    return v1_answer(dumped, with_tokens=bool(request.content.return_token_log_probs))
-                return v2_answer(dumped, request)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                # vLLM takes the cancellation for a client that has hung up, and answers.
-                raise asyncio.CancelledError
-            fault = response
-        raise await serving.refusal(fault, body)
+            answer = serving.answer_completion
+        dumped = await serving.answered(answer, body)
+        if isinstance(request, PromptRecord):
+            return v1_answer(dumped, with_tokens=bool(request.content.return_token_log_probs))
+        return v2_answer(dumped, request)
+
+    def writer(self) -> Writer:
+        """Writes V1 records in several goes; see ``WritesOn``."""
+        serving = self._started()
+        if serving.completion is None:
+            raise generates_nothing(serving.pooling.tasks)
+        return VLLMWriter(
+            answer=partial(serving.answered, serving.answer_completion),
+            tokenizer=serving.client.get_tokenizer(),
+            context_length=int(serving.client.model_config.max_model_len),
+            model=self._model,
+            known=serving.completion_request.model_fields,
+        )
 
     async def _pool(self, request: PoolingFields) -> Answer:
         serving = self._started()
@@ -370,6 +373,25 @@ class _Serving:
     async def answer_chat(self, body: Mapping[str, Any]) -> Any:
         """See ``answer_completion``."""
         return await self.chat.create_chat_completion(self.chat_request.model_validate(body))
+
+    async def answered(
+        self, answer: Callable[[Mapping[str, Any]], Awaitable[Any]], body: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The response object that ``answer`` gives, dumped without nulls; raises what its error means."""
+        try:
+            response = await answer(body)
+        except Exception as error:  # noqa: BLE001 - vLLM raises what it likes, and the fault's kind is found out below
+            fault: Any = error
+        else:
+            if not isinstance(response, self.error_response):
+                dumped: dict[str, Any] = response.model_dump(mode="json", exclude_none=True)
+                return dumped
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # vLLM takes the cancellation for a client that has hung up, and answers.
+                raise asyncio.CancelledError
+            fault = response
+        raise await self.refusal(fault, body)
 
     async def refusal(self, error: Any, body: Mapping[str, Any]) -> Exception:
         """What an exception of vLLM's, or its error response, means for the record that was asked as ``body``."""
