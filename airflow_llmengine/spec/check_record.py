@@ -5,42 +5,30 @@ A default, or a value that asks for what happens anyway (``stream: false``), is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.check_beam_search import beam_search_faults
+from airflow_llmengine.spec.check_chat import chat_faults
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
-from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.spec.sampling import ResponseFormatText
-from airflow_llmengine.spec.wire_faults import MOST_SHOWN, exceeds_64_bits
+from airflow_llmengine.spec.results import RecordErrorType, RecordFault
+from airflow_llmengine.spec.structured_output import structure_faults
+from airflow_llmengine.spec.wire_faults import exceeds_64_bits
 from airflow_llmengine.spec.wire_model import WireModel
 
-Fault = tuple[RecordErrorType, str]
-"""A record's error type, and what is wrong in one sentence."""
+Fault = RecordFault
 
 _INVALID = RecordErrorType.INVALID_RECORD
 _UNSUPPORTED = RecordErrorType.UNSUPPORTED
 _EMPTY = RecordErrorType.EMPTY_PROMPT
 
-_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": ("auto",),
-    "suffix": (),
-    "tools": (),
-    "tool_choice": ("none",),
-    "include_reasoning": (True,),
-    "chat_template": (),
-    "mm_processor_kwargs": ({},),
-}
-"""Fields that a later version brings, each with the values that ask for nothing."""
+_GREATEST_BIAS = 100
+"""As the API has it."""
+
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")
 
 
 def check_record(
@@ -56,8 +44,8 @@ def check_record(
     Returns:
         None if it can be run. Otherwise all that is wrong in one sentence, under the type of the first fault.
     """
-    found = _message_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record)
-    faults = [*islice(found, MOST_SHOWN), *size_faults(record)]
+    found = chat_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record)
+    faults = [*found, *size_faults(record), *structure_faults(record)]
     if record.model is not None:
         faults += model_faults(record.model, request)
     for name in sorted(_RULES.keys() & record.model_fields_set):
@@ -83,18 +71,6 @@ def size_faults(record: WireModel) -> Iterator[Fault]:
             yield _INVALID, f"{name}: holds a whole number of more than 64 bits, which no engine takes"
 
 
-def _message_faults(record: ChatCompletionV2Request) -> Iterator[Fault]:
-    if not record.messages:
-        yield _EMPTY, "messages: is empty"
-    for place, message in enumerate(record.messages):
-        content = message.get("content")
-        if isinstance(content, list):
-            for part_place, part in enumerate(content):
-                if isinstance(part, dict) and part["type"] != "text":
-                    path = f"messages[{place}].content[{part_place}]"
-                    yield _UNSUPPORTED, f"{path}: parts other than text are not supported yet; leave them out"
-
-
 def model_faults(model: str, request: CreateBatchCompletionsV1Request) -> Iterator[Fault]:
     """A record may name its model, but only the job's."""
     names = [request.model_cfg.model]
@@ -102,14 +78,6 @@ def model_faults(model: str, request: CreateBatchCompletionsV1Request) -> Iterat
         names.append(request.model_cfg.served_model_name)
     if model not in names:
         yield _INVALID, f"model: is not the job's; leave it out, or give {' or '.join(names)}"
-
-
-def _not_yet(name: str) -> Callable[[Any], Iterator[Fault]]:
-    def faults(record: Any) -> Iterator[Fault]:
-        if getattr(record, name) not in _WITHOUT_EFFECT[name]:
-            yield _UNSUPPORTED, f"{name}: not supported yet; leave it out"
-
-    return faults
 
 
 def _stream(record: Any) -> Iterator[Fault]:
@@ -126,8 +94,30 @@ def _best_of(record: Any) -> Iterator[Fault]:
     n = record.effective("n")
     if record.best_of < n:
         yield _INVALID, f"best_of: is {record.best_of}, less than n, which is {n}; give at least n, or leave it out"
-    elif record.best_of > n:
-        yield _UNSUPPORTED, f"best_of: more than n ({n}) is not supported yet; leave it out"
+
+
+def _use_beam_search(record: Any) -> Iterator[Fault]:
+    if record.use_beam_search:
+        for sentence in beam_search_faults(record):
+            yield _UNSUPPORTED, sentence
+
+
+def _length_penalty(record: Any) -> Iterator[Fault]:
+    if record.length_penalty != 1 and not record.use_beam_search:
+        yield _INVALID, "length_penalty: is for beam search alone; leave it out, or give use_beam_search: true"
+
+
+def _logit_bias(record: Any) -> Iterator[Fault]:
+    if not all(_TOKEN_ID.fullmatch(key) for key in record.logit_bias):
+        yield _INVALID, "logit_bias: has a key that is no token id; keys are numbers in quotes"
+    if any(abs(bias) > _GREATEST_BIAS for bias in record.logit_bias.values()):
+        # vLLM would use the nearest bound.
+        yield _INVALID, f"logit_bias: a bias must be from -{_GREATEST_BIAS} to {_GREATEST_BIAS}"
+
+
+def _seed(record: Any) -> Iterator[Fault]:
+    if record.seed == -1 and not record.use_beam_search:
+        yield _INVALID, "seed: vLLM takes -1 for no seed; give another, or leave it out"
 
 
 def _early_stopping(record: Any) -> Iterator[Fault]:
@@ -139,33 +129,22 @@ def _guided_whitespace_pattern(record: Any) -> Iterator[Fault]:
     yield _UNSUPPORTED, "guided_whitespace_pattern: nothing in today's vLLM reads it; leave it out"
 
 
-def _response_format(record: Any) -> Iterator[Fault]:
-    if not isinstance(record.response_format, ResponseFormatText):
-        yield _UNSUPPORTED, f"response_format: {record.response_format.type} is not supported yet; leave it out"
-
-
 def _max_tokens(record: Any) -> Iterator[Fault]:
     if record.max_tokens == 0 and (isinstance(record, ChatCompletionV2Request) or not record.echo):
         remedy = "" if isinstance(record, ChatCompletionV2Request) else ", or echo: true for the prompt itself"
         yield _INVALID, f"max_tokens: is 0, which asks for nothing; give at least 1{remedy}"
 
 
-def _max_completion_tokens(record: Any) -> Iterator[Fault]:
-    if record.max_completion_tokens == 0:
-        yield _INVALID, "max_completion_tokens: is 0, which asks for nothing; give at least 1"
-    if record.max_tokens not in (None, record.max_completion_tokens):
-        yield _INVALID, "max_completion_tokens: differs from max_tokens, which means the same; give one of the two"
-
-
 _RULES: Mapping[str, Callable[[Any], Iterator[Fault]]] = {
-    **{name: _not_yet(name) for name in _WITHOUT_EFFECT},
     "best_of": _best_of,
     "early_stopping": _early_stopping,
     "guided_whitespace_pattern": _guided_whitespace_pattern,
-    "max_completion_tokens": _max_completion_tokens,
+    "length_penalty": _length_penalty,
+    "logit_bias": _logit_bias,
     "max_tokens": _max_tokens,
-    "response_format": _response_format,
+    "seed": _seed,
     "stream": _stream,
     "stream_options": _stream_options,
+    "use_beam_search": _use_beam_search,
 }
 """By field: what is wrong with it in a record that gives it a value."""

@@ -30,6 +30,10 @@ class RecordErrorType(StrEnum):
         return self in (RecordErrorType.ENGINE_CRASH, RecordErrorType.TIMEOUT, RecordErrorType.INTERNAL)
 
 
+RecordFault = tuple[RecordErrorType, str]
+"""Why a record can't be run: its error type, and what is wrong in one sentence."""
+
+
 class RecordError(BaseModel):
     """The error object of one record: ``{"error": {"type", "message", "index", "custom_id"?}}`` on the wire."""
 

@@ -62,7 +62,8 @@ def running(quickstart_model: Path) -> Iterator[RunningEngine]:
     before = set(engine_processes())
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-        engine = VLLMEngine(job(quickstart_model))
+        engine = VLLMEngine(job(quickstart_model, tool_call_parser="hermes", enable_auto_tool_choice=True))
+        engine.take_arguments({"trust_request_chat_template": True})
         try:
             runner.run(engine.start())
             yield RunningEngine(engine, runner)

@@ -36,24 +36,15 @@ SHARED_FAULTS: list[tuple[dict[str, Any], RecordErrorType, str]] = [
     ({"stream_options": {"include_usage": True}}, INVALID, "stream_options: a batch has no stream"),
     ({"n": 3, "best_of": 2}, INVALID, "best_of: is 2, less than n, which is 3"),
     ({"best_of": 0}, INVALID, "best_of: is 0, less than n, which is 1"),
-    ({"best_of": 2}, UNSUPPORTED, "best_of: more than n (1) is not supported yet"),
-    ({"n": None, "best_of": 2}, UNSUPPORTED, "best_of: more than n (1) is not supported yet"),
-    ({"use_beam_search": True}, UNSUPPORTED, "use_beam_search: not supported yet"),
-    ({"length_penalty": 0.5}, UNSUPPORTED, "length_penalty: not supported yet"),
+    ({"length_penalty": 0.5}, INVALID, "length_penalty: is for beam search alone"),
+    ({"length_penalty": 0.5, "use_beam_search": False}, INVALID, "length_penalty: is for beam search alone"),
+    ({"logit_bias": {"the secret": 1}}, INVALID, "logit_bias: has a key that is no token id"),
+    ({"logit_bias": {"-1": 1}}, INVALID, "logit_bias: has a key that is no token id"),
+    ({"logit_bias": {"5": 1, "6": -101}}, INVALID, "logit_bias: a bias must be from -100 to 100"),
+    ({"logit_bias": {"5": 101}}, INVALID, "logit_bias: a bias must be from -100 to 100"),
+    ({"seed": -1}, INVALID, "seed: vLLM takes -1 for no seed"),
     ({"early_stopping": True}, UNSUPPORTED, "early_stopping: vLLM's beam search has no such choice"),
-    ({"guided_json": {}}, UNSUPPORTED, "guided_json: not supported yet"),
-    ({"guided_regex": "a+"}, UNSUPPORTED, "guided_regex: not supported yet"),
-    ({"guided_choice": ["a"]}, UNSUPPORTED, "guided_choice: not supported yet"),
-    ({"guided_grammar": "root ::= (1)"}, UNSUPPORTED, "guided_grammar: not supported yet"),
-    ({"guided_decoding_backend": "outlines"}, UNSUPPORTED, "guided_decoding_backend: not supported yet"),
     ({"guided_whitespace_pattern": " "}, UNSUPPORTED, "guided_whitespace_pattern: nothing in today's vLLM reads it"),
-    ({"response_format": {"type": "json_object"}}, UNSUPPORTED, "response_format: json_object is not supported yet"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-        UNSUPPORTED,
-        "response_format: json_schema is not supported yet",
-    ),
-    ({"logit_bias": {"5": 1}}, UNSUPPORTED, "logit_bias: not supported yet"),
     ({"max_tokens": 0}, INVALID, "max_tokens: is 0, which asks for nothing; give at least 1"),
 ]
 
@@ -67,6 +58,11 @@ SHARED_PASSES: list[dict[str, Any]] = [
     {"best_of": 1, "n": 1, "response_format": {"type": "text"}, "guided_decoding_backend": "auto"},
     {"n": 3},
     {"n": 3, "best_of": 3},
+    {"n": 3, "best_of": 20},
+    {"n": None, "best_of": 2},
+    {"n": 3, "best_of": None},
+    {"logit_bias": {"0": -100, "5": 100}},
+    {"seed": -2},
     {"max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "stop": ["a"], "seed": 1},
     {"presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.1, "user": "u"},
     {"stop_token_ids": [1], "ignore_eos": True, "min_tokens": 2, "skip_special_tokens": False},
@@ -97,7 +93,6 @@ def test_what_can_be_run_and_what_asks_for_nothing_passes(fields: dict[str, Any]
         ({"prompt": ""}, EMPTY, "prompt: is empty"),
         ({"prompt": []}, EMPTY, "prompt: is empty"),
         ({"prompt": ["a", ""]}, EMPTY, "prompt[1]: is empty"),
-        ({"suffix": "z"}, UNSUPPORTED, "suffix: not supported yet"),
         ({"max_tokens": 0, "echo": False}, INVALID, "max_tokens: is 0"),
     ],
 )
@@ -115,6 +110,7 @@ def test_completions_that_are_refused(fields: dict[str, Any], error_type: Record
         {"prompt": [1, 2]},
         {"prompt": [[1], [2, 0]]},
         {"prompt": " "},
+        {"suffix": "z"},
         {"max_tokens": 0, "echo": True},
         {"echo": True, "logprobs": 5},
     ],
@@ -127,17 +123,6 @@ def test_completions_that_pass(fields: dict[str, Any]) -> None:
     ("fields", "error_type", "said"),
     [
         ({"messages": []}, EMPTY, "messages: is empty"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]},
-            UNSUPPORTED,
-            "messages[0].content[1]: parts other than text are not supported yet",
-        ),
-        ({"tools": [{"type": "function"}]}, UNSUPPORTED, "tools: not supported yet"),
-        ({"tool_choice": "auto"}, UNSUPPORTED, "tool_choice: not supported yet"),
-        ({"tool_choice": {"type": "function"}}, UNSUPPORTED, "tool_choice: not supported yet"),
-        ({"chat_template": "x"}, UNSUPPORTED, "chat_template: not supported yet"),
-        ({"include_reasoning": False}, UNSUPPORTED, "include_reasoning: not supported yet"),
-        ({"mm_processor_kwargs": {"a": 1}}, UNSUPPORTED, "mm_processor_kwargs: not supported yet"),
         ({"max_completion_tokens": 0}, INVALID, "max_completion_tokens: is 0"),
         ({"max_completion_tokens": 4, "max_tokens": 5}, INVALID, "max_completion_tokens: differs from max_tokens"),
     ],
@@ -152,14 +137,6 @@ def test_chats_that_are_refused(fields: dict[str, Any], error_type: RecordErrorT
 @pytest.mark.parametrize(
     "fields",
     [
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]},
-        {
-            "messages": [
-                {"role": "assistant", "content": None, "tool_calls": [{}]},
-                {"role": "tool", "tool_call_id": "1"},
-            ]
-        },
-        {"tool_choice": "none", "parallel_tool_calls": True, "tools": None, "include_reasoning": True},
         {"logprobs": True, "top_logprobs": 3, "max_completion_tokens": 4},
         {"max_completion_tokens": 4, "max_tokens": 4},
         {"chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True, "echo": True},
@@ -170,13 +147,13 @@ def test_chats_that_pass(fields: dict[str, Any]) -> None:
 
 
 def test_everything_wrong_is_said_at_once() -> None:
-    fault = completion_fault(prompt=None, stream=True, guided_regex="a", model="other")
+    fault = completion_fault(prompt=None, stream=True, guided_whitespace_pattern=" ", model="other")
     assert fault is not None
     assert fault[0] is INVALID
     assert [part.partition(":")[0] for part in fault[1].split("; ") if ":" in part] == [
         "prompt",
         "model",
-        "guided_regex",
+        "guided_whitespace_pattern",
         "stream",
     ]
 

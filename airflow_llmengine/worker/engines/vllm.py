@@ -23,6 +23,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -40,8 +41,10 @@ from airflow_llmengine.worker.engines.vllm_arguments import (
     served_name,
     with_further_arguments,
 )
+from airflow_llmengine.worker.engines.vllm_candidates import Candidates, EngineSampling
+from airflow_llmengine.worker.engines.vllm_chat import ChatAbilities, finish_chat
 from airflow_llmengine.worker.engines.vllm_environment import CPU_DISTRIBUTION, installed_vllm, prepare_environment
-from airflow_llmengine.worker.engines.vllm_faults import fault_of, fault_of_fields, rejection
+from airflow_llmengine.worker.engines.vllm_faults import NO_CHAT_TEMPLATE, fault_of, fault_of_fields, rejection
 from airflow_llmengine.worker.engines.vllm_follower import Following
 from airflow_llmengine.worker.engines.vllm_loading import Loaded, Loading
 from airflow_llmengine.worker.engines.vllm_pooling import Pooling, RequestForm
@@ -81,6 +84,7 @@ class VLLMEngine:
         self._find: ModelFinder = ModelFiles(Storage(), request).find
         self._further: Mapping[str, Any] = {}
         self._place: NodePlace | None = None
+        self._must_render_chats = False
         self._loading: Loading | None = None
         self._following: Following | None = None
         self._identity: str | None = None
@@ -100,6 +104,10 @@ class VLLMEngine:
         if unknown:
             raise EngineUnavailableError("; ".join(unknown))
         self._further = arguments
+
+    def require_chat_template(self) -> None:
+        """Refuse a model without a chat template when it is started, before its weights are loaded."""
+        self._must_render_chats = True
 
     def place(self, place: NodePlace) -> None:
         """Span several nodes."""
@@ -123,7 +131,7 @@ class VLLMEngine:
                 template = Path(folder) / "chat_template.jinja"
                 template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
-            self._loading = Loading(lambda: _load(arguments))
+            self._loading = Loading(lambda: _load(arguments, must_render_chats=self._must_render_chats))
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
         config = loaded.client.vllm_config
@@ -178,13 +186,22 @@ class VLLMEngine:
             raise generates_nothing(serving.pooling.tasks)
         if isinstance(request, ChatCompletionV2Request):
             body = chat_request(request, self._model, serving.chat_request.model_fields)
+            serving.chat_abilities.require(body, partial(serving.template, body))
             answer = serving.answer_chat
         else:
             body = completion_request(request, self._model, serving.completion_request.model_fields)
             answer = serving.answer_completion
+        sampled = isinstance(request, CompletionV2Request | ChatCompletionV2Request)
+        candidates = Candidates.of(request, serving.sampling) if sampled else None
+        if candidates is not None:
+            body = candidates.asked(body)
         dumped = await serving.answered(answer, body)
         if isinstance(request, PromptRecord):
             return v1_answer(dumped, with_tokens=bool(request.content.return_token_log_probs))
+        if candidates is not None:
+            candidates.keep(dumped)
+        if isinstance(request, ChatCompletionV2Request):
+            finish_chat(dumped, request, record.index)
         return v2_answer(dumped, request)
 
     def writer(self) -> Writer:
@@ -260,7 +277,7 @@ def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tupl
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _load(arguments: Mapping[str, Any]) -> Loaded:
+def _load(arguments: Mapping[str, Any], *, must_render_chats: bool = False) -> Loaded:
     parsed, config = _configured(arguments)
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
         # What it has to say about a single record, it says with the record's words; the record's error tells it.
@@ -269,6 +286,8 @@ def _load(arguments: Mapping[str, Any]) -> Loaded:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
+        if must_render_chats and _lacks_chat_template(parsed, config.model_config):
+            raise EngineUnavailableError(NO_CHAT_TEMPLATE)
         client = AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.LLM_CLASS,
@@ -283,6 +302,27 @@ def _load(arguments: Mapping[str, Any]) -> Loaded:
             f"vLLM's engine did not start, and its own log lines say why: {_first_line(error)}"
         ) from error
     return Loaded(client, parsed)
+
+
+def _lacks_chat_template(parsed: Any, model: Any) -> bool:
+    """Whether vLLM will find no template for this model's chats."""
+    from vllm.renderers.hf import HfRenderer, resolve_chat_template
+    from vllm.renderers.registry import RENDERER_REGISTRY
+    from vllm.tokenizers.registry import cached_tokenizer_from_config, tokenizer_args_from_config
+
+    if parsed.chat_template or model.skip_tokenizer_init or _has_a_form_of_its_own(model):
+        return False
+    if RENDERER_REGISTRY.load_renderer_cls(tokenizer_args_from_config(model)[0]) is not HfRenderer:
+        return False
+    tokenizer = cached_tokenizer_from_config(model)
+    # Some have one only for chats with tools.
+    for_tools: tuple[Any, ...] = (None, [{}])
+    return all(resolve_chat_template(tokenizer, None, tools, model_config=model) is None for tools in for_tools)
+
+
+def _has_a_form_of_its_own(model: Any) -> bool:
+    """Whether vLLM writes and reads this model's chats without a template."""
+    return bool(model.hf_config.model_type == "gpt_oss")
 
 
 def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple[Any, Any]:
@@ -356,11 +396,15 @@ class _Serving:
     completion: Any
     """None, like ``chat``, if the model generates no text."""
     chat: Any
+    chat_abilities: ChatAbilities
+    template: Callable[[Mapping[str, Any]], str | None]
+    """Finds the chat template for a request; None where vLLM writes such chats otherwise."""
     pooling: Pooling
     tokenization: Any
     completion_request: Any
     chat_request: Any
     error_response: Any
+    sampling: EngineSampling
     to_response: Any
     """From an exception to the error response of vLLM's server."""
     tokenize_chat: Any
@@ -440,6 +484,7 @@ async def _serve(loaded: Loaded) -> _Serving:
     from vllm.entrypoints.serve import create_error_response
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
     from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+    from vllm.renderers.chat_utils import load_chat_template
 
     state = State()
     tasks = await loaded.client.get_supported_tasks()
@@ -454,15 +499,58 @@ async def _serve(loaded: Loaded) -> _Serving:
         client=loaded.client,
         completion=getattr(state, "openai_serving_completion", None),
         chat=getattr(state, "openai_serving_chat", None),
+        chat_abilities=_chat_abilities(loaded),
+        template=partial(_template, loaded.client, load_chat_template(loaded.arguments.chat_template)),
         pooling=pooling,
         tokenization=state.serving_tokenization,
         completion_request=CompletionRequest,
         chat_request=ChatCompletionRequest,
         error_response=ErrorResponse,
+        sampling=_sampling(loaded.client.model_config),
         to_response=create_error_response,
         tokenize_chat=TokenizeChatRequest,
         tokenize_completion=TokenizeCompletionRequest,
     )
+
+
+def _chat_abilities(loaded: Loaded) -> ChatAbilities:
+    """What the engine can do with chats."""
+    config = loaded.client.vllm_config
+    model = config.model_config
+    return ChatAbilities(
+        media=_media(model),
+        media_hosts=frozenset(model.allowed_media_domains or ()),
+        reads_local_media=bool(model.allowed_local_media_path),
+        trusts_templates=loaded.arguments.trust_request_chat_template,
+        trusts_media_arguments=loaded.arguments.trust_request_mm_kwargs,
+        parses_reasoning=bool(config.structured_outputs_config.reasoning_parser) or _has_a_form_of_its_own(model),
+    )
+
+
+def _media(model: Any) -> frozenset[str]:
+    """Of image, audio and video, what a model takes."""
+    if not model.is_multimodal_model:
+        return frozenset()
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+
+    most = MULTIMODAL_REGISTRY.create_processor(model).info.allowed_mm_limits
+    taken = {name for name, number in most.items() if number}
+    # Some models take images and videos alike, under one name.
+    return frozenset(taken | ({"image", "video"} if "vision_chunk" in taken else set()))
+
+
+def _template(client: Any, default: str | None, body: Mapping[str, Any]) -> str | None:
+    """The chat template for a request, as vLLM finds it."""
+    from vllm.renderers.hf import HfRenderer, resolve_chat_template
+
+    model = client.model_config
+    if not isinstance(client.renderer, HfRenderer) or _has_a_form_of_its_own(model):
+        return None
+    given = body.get("chat_template") or default
+    found: str | None = resolve_chat_template(
+        client.renderer.get_tokenizer(), given, body.get("tools"), model_config=model
+    )
+    return found
 
 
 def _pooling(state: Any, tasks: Collection[str]) -> Pooling:
@@ -485,4 +573,14 @@ def _pooling(state: Any, tasks: Collection[str]) -> Pooling:
             ),
             RerankRequest: RequestForm(VLLMRerankRequest.model_validate, VLLMRerankRequest.model_fields),
         },
+    )
+
+
+def _sampling(config: Any) -> EngineSampling:
+    """What vLLM's model config says about sampling."""
+    most = int(config.max_logprobs)
+    return EngineSampling(
+        temperature=float(config.get_diff_sampling_param().get("temperature", 1)),
+        max_logprobs=config.get_vocab_size() if most == -1 else most,
+        gives_log_probabilities=config.logprobs_mode.endswith("logprobs"),
     )

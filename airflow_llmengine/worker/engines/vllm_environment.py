@@ -47,6 +47,8 @@ def prepare_environment(arguments: Mapping[str, Any], source: ModelSource, *, qu
     if plugins is not None and PLUGIN_NAME not in plugins.split(","):
         os.environ["VLLM_PLUGINS"] = ",".join(filter(None, (plugins, PLUGIN_NAME)))
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # A host from which media may be fetched could send it anywhere.
+    os.environ.setdefault("VLLM_MEDIA_URL_ALLOW_REDIRECTS", "0")
     # vLLM's command does the same: a forked child inherits the locks of threads that it does not have.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     # Without a GPU most of its warnings say that there is none.

@@ -20,6 +20,12 @@ _NO_ROOM = "max_tokens must be at least 1, got 0"
 
 _MORE_THAN_FITS = re.compile(r"max_tokens=\d+ cannot be greater than")
 
+_TOOL_PARSER = "--tool-call-parser"
+"""The argument of its server that vLLM names when a record needs it."""
+
+NO_CHAT_TEMPLATE = "the model has no chat template: give one in model_config.chat_template, or use a model that has one"
+"""Why no chat can be written for a model."""
+
 _EXTRAS = re.compile(r" \(parameter=.*\)$", re.DOTALL)
 """Name and value of a field, which vLLM appends to its sentence; the value may be the user's text."""
 
@@ -90,9 +96,12 @@ def rejection(
             "shorten it, or give a larger max_model_len if the model allows one",
         )
     if fault.kind is RecordErrorType.MISSING_CHAT_TEMPLATE:
+        return RecordRejectedError(fault.kind, NO_CHAT_TEMPLATE)
+    if _TOOL_PARSER in fault.message:
         return RecordRejectedError(
-            fault.kind,
-            "the model has no chat template: give one in model_config.chat_template, or use a model that has one",
+            RecordErrorType.UNSUPPORTED,
+            "tool_choice: the engine is not told how this model writes tool calls; give model_config.tool_call_parser "
+            "and model_config.enable_auto_tool_choice, or tool_choice: none",
         )
     if fault.kind is RecordErrorType.EMPTY_PROMPT:
         return RecordRejectedError(fault.kind, "the prompt has no tokens")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.check_chat import UNSERVED
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
@@ -16,9 +17,16 @@ from airflow_llmengine.worker.records import PromptRecord
 _V1_NAMES = {"max_new_tokens": "max_tokens", "stop_sequences": "stop"}
 _V1_WITHOUT_A_FIELD = frozenset({"prompts", "return_token_log_probs"})
 
-_WITHOUT_A_FIELD = frozenset(
-    {"best_of", "early_stopping", "guided_decoding_backend", "model", "stream", "stream_options", "user"}
-)
+_WITHOUT_A_FIELD = UNSERVED.keys() | {
+    "best_of",
+    "early_stopping",
+    "guided_decoding_backend",
+    "metadata",
+    "model",
+    "stream",
+    "stream_options",
+    "user",
+}
 """Fields of V2 that vLLM's requests lack or that the engine sets; what they may hold here asks for nothing more."""
 
 _LEAST_LOG_PROB = -9999.0
@@ -56,7 +64,11 @@ def completion_request(
 
 def chat_request(request: ChatCompletionV2Request, model: str, known: Collection[str]) -> dict[str, Any]:
     """The body of the API's chat request that answers a chat record. See ``completion_request``."""
-    return checked(_v2_fields(request), model, known)
+    fields = _v2_fields(request)
+    if fields.get("continue_final_message"):
+        # By default vLLM would have the template open an answer too, and refuse that.
+        fields.setdefault("add_generation_prompt", False)
+    return checked(fields, model, known)
 
 
 def _v1_fields(content: CreateBatchCompletionsV1RequestContent) -> dict[str, Any]:
@@ -164,6 +176,6 @@ def v2_answer(response: dict[str, Any], request: CompletionV2Request | ChatCompl
             for name in _NULL_IN_A_MESSAGE:
                 choice["message"].setdefault(name, None)
     if request.user is not None:
-        response["metadata"] = {"user": request.user}
+        response["metadata"] = {**response.get("metadata", {}), "user": request.user}
     usage = response["usage"]
     return Answer(response, usage["prompt_tokens"], usage["completion_tokens"])

@@ -51,6 +51,11 @@ def test_vllm_says_what_somebody_may_need(environment: os._Environ[str], quiet: 
     assert environment["VLLM_LOGGING_LEVEL"] == level
 
 
+def test_media_are_not_looked_for_where_a_redirect_points(environment: os._Environ[str]) -> None:
+    prepare()
+    assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
 def test_what_the_user_has_set_stays(environment: os._Environ[str]) -> None:
     own = {"VLLM_NO_USAGE_STATS": "0", "VLLM_LOGGING_LEVEL": "DEBUG", "PYTHONWARNINGS": "error"}
     environment.update(own)

@@ -18,19 +18,9 @@ ASKED: dict[str, dict[str, Any]] = {
     "code that comes with a model": {"prompt": "a", "trust_remote_code": True},
     "another model": {"prompt": "a", "model": "../elsewhere"},
     "an adapter of its own": {"prompt": "a", "lora_request": {"path": "/etc"}},
-    "a template to be rendered": {"messages": MESSAGES, "chat_template": "{{ cycler.__init__.__globals__ }}"},
     "arguments of a processor": {"messages": MESSAGES, "mm_processor_kwargs": {"trust_remote_code": True}},
-    "a URL to be fetched": {
-        "messages": [
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}
-        ]
-    },
-    "a local file to be read": {
-        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}]
-    },
     "a place to move caches to": {"prompt": "a", "kv_transfer_params": {"remote_host": "elsewhere"}},
     "an endpoint": {"custom_id": "c", "method": "GET", "url": "http://elsewhere/", "body": {"prompt": "a"}},
-    "a tool": {"messages": MESSAGES, "tools": [{"type": "function", "function": {"name": "f"}}]},
     "a pattern that never ends": {"prompt": "a", "guided_regex": "(a+)+$"},
     "a million completions": {"prompt": "a", "n": 1_000_000},
     "its own file's name": {"prompt": "a", "output_data_path": "/etc/passwd"},
