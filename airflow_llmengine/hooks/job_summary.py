@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from airflow_llmengine.exceptions import TooManyFailedRecordsError
@@ -9,6 +10,8 @@ from airflow_llmengine.exceptions import TooManyFailedRecordsError
 if TYPE_CHECKING:
     from airflow_llmengine.spec.job_state import JobHandle
     from airflow_llmengine.spec.manifest import Manifest
+
+logger = logging.getLogger(__name__)
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -20,6 +23,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "manifest_path": f"{manifest.output_data_path}{MANIFEST_SUFFIX}",
         "records": manifest.records,
         "succeeded": manifest.succeeded,
+        "truncated": manifest.truncated,
         "failed": manifest.failed,
         "failures": dict(manifest.failures),
         "prompt_tokens": manifest.prompt_tokens,
@@ -41,7 +45,7 @@ def launched_summary(handle: JobHandle) -> dict[str, Any]:
 
 
 def accepted_summary(manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
-    """The summary, unless more records failed than the task bears.
+    """The summary, unless more records failed than the task bears; a warning in the log tells of truncated ones.
 
     Asked again of an output that stands: whoever made it may have been told to bear more.
 
@@ -53,6 +57,7 @@ def accepted_summary(manifest: Manifest, max_error_rate: float | None) -> dict[s
         TooManyFailedRecordsError: More records failed than that.
     """
     from airflow_llmengine.spec.error_rate import too_many_failures
+    from airflow_llmengine.spec.truncated_answers import truncation_warning
 
     failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
     if failure is not None:
@@ -60,4 +65,7 @@ def accepted_summary(manifest: Manifest, max_error_rate: float | None) -> dict[s
             f"Too many records failed: {failure}. The output stands in {manifest.output_data_path}. Raise "
             "max_error_rate, or correct the input, and clear the task."
         )
+    warning = truncation_warning(manifest)
+    if warning is not None:
+        logger.warning("%s The output stands in %s.", warning, manifest.output_data_path)
     return summary(manifest)

@@ -43,6 +43,8 @@ class JobProgress:
     """Failed records of the latest attempts."""
     failures: dict[str, int] = field(default_factory=dict)
     """Failed records of the latest attempts by error type."""
+    records_truncated: int = 0
+    """Records of the latest attempts whose structured output was cut by ``max_tokens``; no failures."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     records_per_second: float = 0.0
@@ -366,6 +368,7 @@ def progress_of(status: JobStatus) -> JobProgress:
             records_done=manifest.records,
             records_failed=manifest.failed,
             failures=dict(manifest.failures),
+            records_truncated=manifest.truncated,
             prompt_tokens=manifest.prompt_tokens,
             completion_tokens=manifest.completion_tokens,
             updated=manifest.finished,
@@ -380,6 +383,7 @@ def progress_of(status: JobStatus) -> JobProgress:
         records_done=sum(beat.records_committed + beat.records_open for beat in beats),
         records_failed=sum(beat.records_failed for beat in beats),
         failures=failures,
+        records_truncated=sum(beat.records_truncated for beat in beats),
         prompt_tokens=sum(beat.prompt_tokens for beat in beats),
         completion_tokens=sum(beat.completion_tokens for beat in beats),
         records_per_second=sum(beat.records_per_second for beat in status.alive),

@@ -195,6 +195,8 @@ class Heartbeat(StateDocument):
     records_failed: int = 0
     failures: dict[str, int] = Field(default_factory=dict)
     """Failed records of this attempt by error type."""
+    records_truncated: int = 0
+    """Records of this attempt whose structured output was cut by ``max_tokens``: neither failed nor a success."""
     records_committed: int = 0
     """Records of the chunks that this replica has committed, over all of its attempts: each record counts for one."""
     failures_committed: dict[str, int] = Field(default_factory=dict)

@@ -18,6 +18,7 @@ from airflow_llmengine.spec.job_state import JobHandle, PinnedInput
 from airflow_llmengine.spec.job_version import differs_from_launcher, version_fault
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.truncated_answers import truncation_warning
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
@@ -287,11 +288,18 @@ def given_back(manifest: Manifest, options: AttemptOptions) -> AttemptOutcome:
             ExitCode.TOO_MANY_FAILED_RECORDS,
             f"the output of this very job stands in {manifest.output_data_path}; {failure}",
         )
+    _warn_of_truncated(manifest)
     return AttemptOutcome(
         ExitCode.DONE,
         "the output of this very job stands already and is given back; --if-done regenerate makes it anew",
         manifest,
     )
+
+
+def _warn_of_truncated(manifest: Manifest) -> None:
+    warning = truncation_warning(manifest)
+    if warning is not None:
+        logger.warning("%s", warning)
 
 
 def collect_job(
@@ -316,9 +324,11 @@ def collect_job(
         return AttemptOutcome(ExitCode.PARTIAL if error.retry_helps else ExitCode.TOO_MANY_FAILED_RECORDS, str(error))
     except (JobIncompleteError, JobSupersededError) as error:
         return AttemptOutcome(ExitCode.PARTIAL, str(error))
+    _warn_of_truncated(manifest)
+    truncated = f" and {manifest.truncated} truncated" if manifest.truncated else ""
     return AttemptOutcome(
         ExitCode.DONE,
-        f"{manifest.records} records, {manifest.failed} of them failed, are in {manifest.output_data_path}",
+        f"{manifest.records} records, {manifest.failed} of them failed{truncated}, are in {manifest.output_data_path}",
         manifest,
     )
 

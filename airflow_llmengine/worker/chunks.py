@@ -57,6 +57,8 @@ class ChunkHeader(StateDocument):
     """Failed records by error type."""
     final: list[NonNegativeInt] = Field(default_factory=list)
     """Records whose error is not to be tried again though it is of a kind that may be over."""
+    truncated: list[NonNegativeInt] = Field(default_factory=list)
+    """Records whose structured output was cut by ``max_tokens``; their elements, which are the API's, don't say it."""
     prompt_tokens: NonNegativeInt = 0
     completion_tokens: NonNegativeInt = 0
 
@@ -80,6 +82,8 @@ class Finished:
     completion_tokens: int = 0
     final: bool = False
     """Whether the record is not to be tried again, whatever kind its error is of."""
+    truncated: bool = False
+    """Whether it is structured output that was cut by ``max_tokens``: kept as it is, and no success."""
 
     @property
     def may_be_over(self) -> bool:
@@ -190,17 +194,15 @@ def _count_or(value: Any, default: int) -> int:
 
 def encode_results(number: int, first: int, results: Sequence[Finished], indices: list[int] | None) -> bytes:
     """Write a chunk's or a part's file."""
+    by_index = list(zip(indices or range(first, first + len(results)), results, strict=True))
     header = ChunkHeader(
         chunk=number,
         indices=indices,
         first=first,
         records=len(results),
         failures=dict(Counter(result.error_type for result in results if result.error_type is not None)),
-        final=[
-            index
-            for index, result in zip(indices or range(first, first + len(results)), results, strict=True)
-            if result.final
-        ],
+        final=[index for index, result in by_index if result.final],
+        truncated=[index for index, result in by_index if result.truncated],
         prompt_tokens=sum(result.prompt_tokens for result in results),
         completion_tokens=sum(result.completion_tokens for result in results),
     )
@@ -223,6 +225,8 @@ def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
         raise ValueError("its first line is not a chunk's header") from error
     if len(elements) != header.records:
         raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
+    if sum(header.failures.values()) + len(header.truncated) > header.records:
+        raise ValueError(f"chunk {header.chunk} counts more failed and truncated records than it holds")
     return header, elements
 
 
@@ -237,20 +241,23 @@ def restore_part(data: bytes) -> dict[int, Finished]:
     indices = header.indices
     if indices is None or len(indices) != len(elements) or any(a >= b for a, b in pairwise(indices)):
         raise ValueError(f"a part of chunk {header.chunk} does not name its records")
-    return {
-        index: _finished(element, final=index in header.final) for index, element in zip(indices, elements, strict=True)
-    }
+    return _restored(header, zip(indices, elements, strict=True))
 
 
 def restore_chunk(data: bytes) -> dict[int, Finished]:
     """All records of a whole chunk, by index."""
     header, elements = decode_results(data)
+    return _restored(header, enumerate(elements, header.first))
+
+
+def _restored(header: ChunkHeader, elements: Iterable[tuple[int, bytes]]) -> dict[int, Finished]:
+    final, truncated = frozenset(header.final), frozenset(header.truncated)
     return {
-        index: _finished(element, final=index in header.final) for index, element in enumerate(elements, header.first)
+        index: _finished(element, final=index in final, truncated=index in truncated) for index, element in elements
     }
 
 
-def _finished(element: bytes, *, final: bool) -> Finished:
+def _finished(element: bytes, *, final: bool, truncated: bool) -> Finished:
     """Count an element again that was read back."""
     try:
         value = json.loads(element)
@@ -269,4 +276,5 @@ def _finished(element: bytes, *, final: bool) -> Finished:
         prompt_tokens=_count_or(usage.get("prompt_tokens"), _count_or(body.get("num_prompt_tokens"), 0)),
         completion_tokens=_count_or(usage.get("completion_tokens"), _count_or(body.get("num_completion_tokens"), 0)),
         final=final,
+        truncated=truncated,
     )

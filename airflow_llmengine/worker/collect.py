@@ -17,6 +17,7 @@ from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, Jo
 from airflow_llmengine.storage.output import OutputWriter
 from airflow_llmengine.storage.status import is_alive
 from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
+from airflow_llmengine.worker.custom_ids import CustomIds
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
 
@@ -48,6 +49,7 @@ class _Totals:
     records: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    truncated: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     example: str | None = None
     """Message of a failed record, of the type that is commonest."""
@@ -56,6 +58,7 @@ class _Totals:
         self.records += header.records
         self.prompt_tokens += header.prompt_tokens
         self.completion_tokens += header.completion_tokens
+        self.truncated += len(header.truncated)
         self.failures.update(header.failures)
 
 
@@ -110,8 +113,9 @@ def _collect(
     _require_enough_success(totals, max_error_rate, rounds_left=_rounds_left(files))
     as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
+    custom_ids = CustomIds()
     with OutputWriter(directory.output) as writer:
-        for piece in _output(scratch, end, rounds, as_lines=as_lines):
+        for piece in _output(scratch, end, rounds, custom_ids, as_lines=as_lines):
             writer.write(piece)
         # Leaving the block puts the output in its place; until then the old one and its manifest stand.
         _require_current(directory, handle)
@@ -127,9 +131,11 @@ def _collect(
         output_sha256=written.sha256,
         output_etag=written.etag,
         records=totals.records,
-        succeeded=totals.records - totals.failures.total(),
+        succeeded=totals.records - totals.failures.total() - totals.truncated,
+        truncated=totals.truncated,
         failed=totals.failures.total(),
         failures=dict(totals.failures),
+        duplicate_custom_ids=_tell_duplicates(custom_ids),
         prompt_tokens=totals.prompt_tokens,
         completion_tokens=totals.completion_tokens,
         model=request.model_cfg.served_model_name or request.model_cfg.model,
@@ -143,6 +149,20 @@ def _collect(
     scratch.delete()
     _tidy(directory, handle)
     return manifest
+
+
+def _tell_duplicates(custom_ids: CustomIds) -> int:
+    """Warn of lines of one name, which are all answered; returns their number."""
+    repeated = custom_ids.repeated
+    if repeated:
+        pairs = ", ".join(f"{first} and {second}" for first, second in custom_ids.pairs())
+        logger.warning(
+            "%d lines have a custom_id that a line before them has, for example records %s (from 0); each is "
+            "answered, and the end of its id tells which record it is",
+            repeated,
+            pairs,
+        )
+    return repeated
 
 
 def _tidy(directory: JobDirectory, handle: JobHandle) -> None:
@@ -252,10 +272,13 @@ def _rounds_left(files: ChunkFiles) -> bool:
     return any(files.rounds[chunk] < MAX_ROUNDS for chunk in files.transient)
 
 
-def _output(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], *, as_lines: bool) -> Iterator[bytes]:
+def _output(
+    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], custom_ids: CustomIds, *, as_lines: bool
+) -> Iterator[bytes]:
     """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
     separator, before = (b"\n", b"") if as_lines else (b",\n", b"[\n")
-    for _header, elements in _chunks(scratch, end, rounds):
+    for header, elements in _chunks(scratch, end, rounds):
+        custom_ids.add(header.first, elements)
         yield before + separator.join(elements)
         before = separator
     if as_lines:

@@ -60,6 +60,7 @@ class ElementWriter:
             element=encode_element(body),
             prompt_tokens=answer.prompt_tokens,
             completion_tokens=answer.completion_tokens,
+            truncated=answer.truncated,
         )
 
     def error(self, error: RecordError, *, is_batch_line: bool) -> Finished:

@@ -34,6 +34,8 @@ class Progress:
     """Records of this replica's share that were found finished."""
     done: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    truncated: int = 0
+    """Records of this attempt whose structured output was cut by ``max_tokens``."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     committed: set[int] = field(default_factory=set)
@@ -85,6 +87,7 @@ class Progress:
         if result.error_type is not None:
             self.failures[result.error_type] += 1
             self.failures_open[result.error_type] += 1
+        self.truncated += result.truncated
         self.prompt_tokens += result.prompt_tokens
         self.completion_tokens += result.completion_tokens
 
@@ -145,14 +148,17 @@ class Progress:
         if share is not None and records_per_second > 0:
             parts.append(f"ETA {_duration(max(0, share - done) / records_per_second)}")
         parts.append(f"{self.failed} failed")
+        if self.truncated:
+            parts.append(f"{self.truncated} truncated by max_tokens")
         return ", ".join(parts)
 
     def summary(self) -> str:
         """The last line of an attempt: records, failures by type, tokens, seconds, speed."""
         speed = self.completion_tokens / self.generating_seconds if self.generating_seconds else 0.0
         failures = ", ".join(f"{count} {name}" for name, count in self.failures.most_common()) or "none"
+        truncated = f", truncated by max_tokens: {self.truncated}" if self.truncated else ""
         return (
-            f"{self.done} records in this attempt ({self.already} found finished), failed: {failures}; "
+            f"{self.done} records in this attempt ({self.already} found finished), failed: {failures}{truncated}; "
             f"tokens in {self.prompt_tokens}, out {self.completion_tokens}; "
             f"loading {self.loading_seconds:.1f} s, generating {self.generating_seconds:.1f} s, {speed:.0f} tokens/s"
         )
@@ -175,6 +181,7 @@ class Progress:
             records_done=self.done,
             records_failed=self.failed,
             failures=dict(self.failures),
+            records_truncated=self.truncated,
             records_committed=self.records_committed,
             failures_committed=dict(self.failures_committed),
             records_open=self.records_open,

@@ -40,6 +40,7 @@ def test_a_job_gives_its_summary_and_never_data(echo_job: EchoJob) -> None:
         "manifest_path": f"{echo_job.output}.manifest.json",
         "records": 12,
         "succeeded": 12,
+        "truncated": 0,
         "failed": 0,
         "failures": {},
         "prompt_tokens": 24,

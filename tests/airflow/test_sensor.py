@@ -133,6 +133,7 @@ def test_it_hands_on_what_the_operator_does(job: Job) -> None:
         "manifest_path": f"{job.output}.manifest.json",
         "records": RECORDS,
         "succeeded": RECORDS,
+        "truncated": 0,
         "failed": 0,
         "failures": {},
         "prompt_tokens": manifest.prompt_tokens,

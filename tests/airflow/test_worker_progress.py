@@ -54,6 +54,16 @@ def test_all_replicas_count_and_one_is_named() -> None:
 def test_how_long_it_takes_is_not_guessed_where_nobody_can_know() -> None:
     assert "left" not in line(beat(records_per_second=2.0), records=None)
     assert "left" not in line(beat(records_per_second=0.0))
+def test_truncated_answers_are_told_apart_from_failures() -> None:
+    said = line(
+        beat(0, records_committed=9, records_failed=1, records_truncated=2),
+        beat(1, records_truncated=3),
+        replica=1,
+        replicas=2,
+    )
+    assert said == "9 of 1000 records done, 1 failed, 5 truncated by max_tokens; replica 1 of 2 is generating"
+
+
     # It was fast, and is dead.
     assert "left" not in line(beat(records_per_second=2.0, age=3600))
 

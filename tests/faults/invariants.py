@@ -142,6 +142,7 @@ def _against_manifest(data: bytes, elements: list[Any], manifest: Manifest, *, c
         "records": len(elements),
         "failed": failures.total(),
         "succeeded": len(elements) - failures.total(),
+        "truncated": 0,
         "failures": dict(failures),
     }
     if count_tokens:

@@ -14,6 +14,7 @@ from airflow_llmengine.worker.chunks import (
     decode_results,
     encode_results,
     requested_tokens,
+    restore_chunk,
     restore_part,
 )
 from airflow_llmengine.worker.records import RawRecord
@@ -96,6 +97,34 @@ def test_a_chunk_reads_back_as_it_was_written() -> None:
     assert header.failures == {"empty_prompt": 1}
     assert (header.prompt_tokens, header.completion_tokens) == (3, 4)
     assert elements == [result.element for result in results]
+
+
+def test_a_truncated_answer_is_one_in_a_chunk_and_in_a_part() -> None:
+    results = ChunkResults(number=2, first=20, size=3)
+    results.finished = {
+        20: finished("whole"),
+        21: Finished(element=b'{"choices":[]}', truncated=True),
+        22: Finished(element=b'{"text":"x"}', truncated=True),
+    }
+    assert restore_chunk(results.encode()) == results.finished
+    assert decode_results(results.encode())[0].truncated == [21, 22]
+    results.saved.add(21)
+    part = results.encode_part()
+    assert part is not None
+    assert restore_part(part) == {index: results.finished[index] for index in (20, 22)}
+
+
+def test_a_chunk_of_a_version_that_knew_of_no_truncated_answers_is_read() -> None:
+    head, element = encode_results(0, 0, [finished("a")], None).splitlines()
+    older = {name: value for name, value in json.loads(head).items() if name != "truncated"}
+    assert restore_chunk(json.dumps(older).encode() + b"\n" + element + b"\n") == {0: finished("a")}
+
+
+def test_a_chunk_that_counts_more_than_it_holds_is_damaged() -> None:
+    head, element = encode_results(0, 0, [finished("a")], None).splitlines()
+    planted = {**json.loads(head), "truncated": [0, 0]}
+    with pytest.raises(ValueError, match="counts more failed and truncated records than it holds"):
+        decode_results(json.dumps(planted).encode() + b"\n" + element + b"\n")
 
 
 def test_a_cut_chunk_is_not_taken_for_a_whole_one() -> None:

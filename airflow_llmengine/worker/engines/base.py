@@ -33,6 +33,8 @@ class Answer:
     """V1: the fields of ``CompletionOutput``. V2 and chat: the API's response object."""
     prompt_tokens: int
     completion_tokens: int
+    truncated: bool = False
+    """Whether it is structured output of which ``max_tokens`` cut off the end, in one of its choices at least."""
 
 
 class Engine(Protocol):

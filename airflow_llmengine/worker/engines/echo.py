@@ -13,6 +13,9 @@ It is set by environment variables:
 - ``LLMENGINE_ECHO_LOG``: a file to which it appends ``<index> <process id>`` for each record that it has generated, so
   that what several processes generated can be counted.
 
+A prompt that starts with ``llmengine-echo:length`` is answered with the ``finish_reason`` ``length``, as one that
+``max_tokens`` cut.
+
 A prompt that starts with ``llmengine-echo:reject`` is rejected, one that starts with ``llmengine-echo:die`` ends the
 engine, and one that starts with ``llmengine-echo:kill`` the whole process, as when a machine runs out of memory. What
 is in work when the engine dies is not answered.
@@ -40,8 +43,11 @@ from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, Recor
 from airflow_llmengine.worker.engines.echo_pooling import pooling_body, texts_of
 from airflow_llmengine.worker.engines.echo_writing import EchoWriter, pieces
 from airflow_llmengine.worker.engines.spanning import NodePlace
+from airflow_llmengine.worker.engines.truncation import is_truncated
+from airflow_llmengine.worker.engines.writing import Writer
 from airflow_llmengine.worker.records import PromptRecord, Record
 
+LENGTH_MARKER = "llmengine-echo:length"
 REJECT_MARKER = "llmengine-echo:reject"
 DIE_MARKER = "llmengine-echo:die"
 KILL_MARKER = "llmengine-echo:kill"
@@ -168,14 +174,15 @@ class EchoEngine:
         }
         if request.user is not None:
             body["metadata"] = {"user": request.user}
-        return Answer(body, words, words * copies)
+        return Answer(body, words, words * copies, truncated=is_truncated(request, body["choices"]))
 
 
 def _choice(request: CompletionV2Request | ChatCompletionV2Request, index: int, text: str) -> dict[str, Any]:
+    finish_reason = "length" if text.startswith(LENGTH_MARKER) else "stop"
     if isinstance(request, CompletionV2Request):
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": "stop"}
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
     message = {"role": "assistant", "content": text, "refusal": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": "stop"}
+    return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _prompts(record: Record) -> list[str]:
