@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import os
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.status import job_status
 from tests.waiting import wait_until
 from tests.worker.jobs import Job, text_of
 
@@ -89,6 +92,55 @@ def test_openai_batch_lines_are_answered_as_such(tmp_path: Path) -> None:
     assert second["error"]["index"] == 1
     assert "url" in second["error"]["message"]
     assert third["response"]["body"]["object"] == "chat.completion"
+
+
+def test_a_batch_file_of_every_kind_and_with_names_given_twice(tmp_path: Path) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/embeddings", {"input": ["a cat", "a dog"], "user": "ada"}),
+        ("/v1/score", {"queries": "a cat", "documents": ["a cat", "the moon"]}),
+        ("/v1/rerank", {"query": "a cat", "documents": ["the moon", "a cat"], "top_n": 1}),
+        ("/v1/embeddings", {"input": "a cat", "encoding_format": "base64", "dimensions": 3}),
+        ("/v1/embeddings", {"input": ""}),
+        ("/v1/completions", {"prompt": "a cat"}),
+    ]
+    names = ["a", "b", "a", "c", "b", "a"]
+    lines = [
+        {"custom_id": name, "method": "POST", "url": url, "body": body}
+        for name, (url, body) in zip(names, bodies, strict=True)
+    ]
+    job = Job(tmp_path, [])
+    job.input.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "custom_id": None}]))
+    done = job.run()
+    assert done.returncode == ExitCode.DONE, done.stderr
+    results = job.results()
+    # Each is answered, at its own place, and told by its id.
+    assert [result["custom_id"] for result in results] == [*names, None]
+    manifest = job.manifest()
+    assert [result["id"] for result in results] == [f"batch_req_{manifest.fingerprint}-{index}" for index in range(7)]
+    assert (manifest.duplicate_custom_ids, manifest.records, manifest.failed) == (3, 7, 2)
+    assert "3 lines have a custom_id that a line before them has, for example records 0 and 2, 1 and 4, 0 and 5" in (
+        done.stderr
+    )
+    status = job_status(Storage(), str(job.output))
+    assert "names      3 lines repeat the custom_id of an earlier one" in status.lines()
+
+    embedded, scored, ranked, encoded, empty, completed, nameless = results
+    body = embedded["response"]["body"]
+    assert (body["id"], body["created"]) == (f"embd-{manifest.fingerprint}-0", int(manifest.created))
+    assert [len(item["embedding"]) for item in body["data"]] == [8, 8]
+    assert (body["usage"], body["metadata"]) == ({"prompt_tokens": 4, "total_tokens": 4}, {"user": "ada"})
+    assert scored["response"]["body"]["id"] == f"score-{manifest.fingerprint}-1"
+    assert scored["response"]["body"]["data"][0]["score"] == pytest.approx(1)
+    assert scored["response"]["body"]["data"][1]["score"] < 0.9
+    assert ranked["response"]["body"]["id"] == f"rerank-{manifest.fingerprint}-2"
+    assert "created" not in ranked["response"]["body"]
+    assert [result["index"] for result in ranked["response"]["body"]["results"]] == [1]
+    assert len(base64.b64decode(encoded["response"]["body"]["data"][0]["embedding"])) == 3 * 4
+    assert empty["error"]["type"] == "empty_prompt"
+    assert completed["response"]["body"]["object"] == "text_completion"
+    assert "custom_id: must be a string that is not empty" in nameless["error"]["message"]
+    assert nameless["error"]["message"].startswith("line 7 ")
+    assert (manifest.prompt_tokens, manifest.completion_tokens) == (4 + 6 + 6 + 2 + 2, 2)
 
 
 def test_three_prompts_on_four_replicas(tmp_path: Path) -> None:
