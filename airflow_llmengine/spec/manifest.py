@@ -36,7 +36,10 @@ class Manifest(StateDocument):
     output_etag: str | None = None
     """The store's own tag of the output object; null on a file system."""
     records: NonNegativeInt
+    """All of them: those that succeeded, were truncated, or failed."""
     succeeded: NonNegativeInt
+    truncated: NonNegativeInt = 0
+    """Records whose structured output was cut by ``max_tokens``: the text that there is stands in the output."""
     failed: NonNegativeInt
     failures: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Failed records by error type."""

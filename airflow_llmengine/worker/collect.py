@@ -49,6 +49,7 @@ class _Totals:
     records: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    truncated: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     example: str | None = None
     """Message of a failed record, of the type that is commonest."""
@@ -57,6 +58,7 @@ class _Totals:
         self.records += header.records
         self.prompt_tokens += header.prompt_tokens
         self.completion_tokens += header.completion_tokens
+        self.truncated += len(header.truncated)
         self.failures.update(header.failures)
 
 
@@ -129,7 +131,8 @@ def _collect(
         output_sha256=written.sha256,
         output_etag=written.etag,
         records=totals.records,
-        succeeded=totals.records - totals.failures.total(),
+        succeeded=totals.records - totals.failures.total() - totals.truncated,
+        truncated=totals.truncated,
         failed=totals.failures.total(),
         failures=dict(totals.failures),
         duplicate_custom_ids=_tell_duplicates(custom_ids),
