@@ -205,6 +205,17 @@ def test_a_replica_with_other_staged_content_fails_in_one_sentence(
 
 
 @pytest.mark.slow
+def test_engine_args_reach_every_worker(tasks: Tasks) -> None:
+    tasks.arguments["engine_args"] = {"max_logprobs": "{{ 40 }}", "compilation_config": {"mode": 0}}
+    launches = tasks.plan()
+    # A worker that is told others finds that it is another job.
+    assert "its engine_args are others" in str(tasks.failure(launches[0], engine_args={}))
+    for launch in launches:
+        tasks.replica(launch)
+    assert tasks.collect()["failed"] == 0
+
+
+@pytest.mark.slow
 def test_max_error_rate_counts_in_replicas_and_where_they_are_collected(tasks: Tasks) -> None:
     tasks.job.input.write_text('{"prompt": "", "max_tokens": 4}\n' + '{"prompt": "x", "max_tokens": 4}\n' * 3)
     launches = tasks.plan()

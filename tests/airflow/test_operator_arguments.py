@@ -92,6 +92,10 @@ def test_fields_and_one_dictionary_are_two_ways_to_say_the_same() -> None:
         pytest.param({"overwrite": "perhaps"}, "overwrite is 'perhaps'", id="overwrite"),
         pytest.param({"max_error_rate": 5}, "max_error_rate is 5; it must be a number from 0 to 1", id="rate"),
         pytest.param({"max_error_rate": "nan"}, "max_error_rate", id="rate that is no number"),
+        pytest.param({"engine_args": {"port": "{{ 80 }}"}}, r"engine_args\.port: can't be set: there is no", id="port"),
+        pytest.param({"engine_args": {"dtype": "x"}}, r"engine_args\.dtype: .*give model_config\.dtype", id="dtype"),
+        pytest.param({"engine_args": "{"}, "engine_args: is not valid JSON", id="engine_args that are not JSON"),
+        pytest.param({"engine_args": [1]}, "engine_args: must be an object", id="engine_args that are a list"),
     ],
 )
 def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(arguments: dict[str, Any], sentence: str) -> None:
@@ -134,10 +138,29 @@ def test_all_faults_are_told_at_once_and_none_quotes_a_prompt() -> None:
         {"request": "{{ params.request }}", "input_data_path": None, "output_data_path": None, "model_config": None},
         {"data_parallelism": "{{ 1 }}"},
         {"if_done": "{{ x }}", "overwrite": "{{ x }}", "max_error_rate": "{{ x }}"},
+        {"engine_args": "{{ params.engine | tojson }}"},
+        {"engine_args": {"max_logprobs": "{{ params.most }}", "compilation_config": {"mode": "{{ 0 }}"}}},
     ],
 )
 def test_what_is_a_template_is_not_judged_before_it_is_rendered(arguments: dict[str, Any]) -> None:
     operator(**arguments)
+
+
+def test_engine_args_are_a_template_leaf_by_leaf_or_the_output_of_a_task() -> None:
+    given = {"max_logprobs": "{{ 40 }}", "override_generation_config": {"temperature": ["{{ 1 }}", 0.5]}, "a": None}
+    job = operator(engine_args=given)
+    job.render_template_fields({})
+    assert job._options().engine_args == {
+        "max_logprobs": "40",
+        "override_generation_config": {"temperature": ["1", 0.5]},
+    }
+    whole = operator(engine_args="{{ {'max_logprobs': 40} | tojson }}")
+    whole.render_template_fields({})
+    assert whole._options().engine_args == {"max_logprobs": 40}
+    late = operator(engine_args="{{ {'host': 'x'} | tojson }}")
+    late.render_template_fields({})
+    with pytest.raises(RequestRefusedError, match=r"engine_args\.host"):
+        late._options()
 
 
 def test_what_is_no_template_is_judged_beside_one_that_is() -> None:

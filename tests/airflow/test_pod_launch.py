@@ -25,6 +25,11 @@ GRACE = 30
 PROXY_PASSWORD = "pr0xy"
 
 
+ENGINE_ARGS = {"compilation_config": {"mode": 0}, "tool_parser_plugin": "$(HOME) é"}
+ENGINE_ARGUMENT = '--engine-args={"compilation_config": {"mode": 0}, "tool_parser_plugin": "$$(HOME) \\u00e9"}'
+"""As a pod has it: Kubernetes puts variables in for ``$(NAME)``, and one dollar sign for two."""
+
+
 def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, /, **fields: Any) -> PodLaunch:
     """A launch by a connection with credentials for S3."""
     extra = fields.pop("connection", {})
@@ -59,6 +64,7 @@ def launch(folder: Path, monkeypatch: pytest.MonkeyPatch, /, **fields: Any) -> P
         max_error_rate=0.25,
         replica=3,
         replicas=8,
+        engine_args=ENGINE_ARGS,
     )
     return PodLaunch.of(LLMEngineHook(), attempt, request, grace_seconds=GRACE)
 
@@ -95,6 +101,7 @@ def test_a_small_request_travels_in_the_environment(tmp_path: Path, monkeypatch:
     assert arguments == [
         *("run", "env:LLMENGINE_REQUEST", "--generation=2", "--owner=dag/task", f"--grace-seconds={GRACE}"),
         *("--log-format=json", "--launched", "--series=one", "--replica=3", "--replicas=8", "--max-error-rate=0.25"),
+        ENGINE_ARGUMENT,
     ]
     assert not list(tmp_path.iterdir())
 
@@ -205,6 +212,7 @@ def test_the_nodes_of_a_replica_share_what_nobody_else_knows(tmp_path: Path, mon
             "--leader=the-leader",
             "--grace-seconds=45",
             "--log-format=json",
+            ENGINE_ARGUMENT,
             f"--nodes-within={launched.nodes_within}",
         ]
         for node in (1, 2)

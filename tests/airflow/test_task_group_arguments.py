@@ -109,6 +109,7 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
         trigger_rule="none_failed",
         outlets=[output],
         max_error_rate=0.5,
+        engine_args={"max_logprobs": 40},
         if_done="regenerate",
         overwrite="{{ params.overwrite }}",
         llmengine_conn_id="other",
@@ -124,6 +125,7 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
     assert (plan.pool, replicas.pool, collect.pool) == ("default_pool", "gpus", "default_pool")
     assert (replicas.trigger_rule, replicas.partial_kwargs["namespace"]) == ("all_success", "gpu")
     assert (replicas.partial_kwargs["max_error_rate"], collect.max_error_rate) == (0.5, 0.5)
+    assert plan.engine_args == replicas.partial_kwargs["engine_args"] == collect.engine_args == {"max_logprobs": 40}
     assert (plan.outlets, collect.outlets) == ([], [output])
     assert plan.request["labels"] == collect.request["labels"] == {"team": "data"}
 
@@ -224,6 +226,7 @@ def test_default_args_give_what_is_not_given(dag: DAG) -> None:
         ({"input_data_path": None}, "neither input_data_path nor content"),
         ({"if_done": "maybe"}, "if_done is 'maybe'"),
         ({"max_error_rate": 2}, "max_error_rate is 2"),
+        ({"engine_args": {"nnodes": 2}}, r"engine_args\.nnodes: can't be set"),
         ({"request": {"labels": {}}}, "request and .* were both given"),
     ],
 )

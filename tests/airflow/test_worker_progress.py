@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
 from airflow_llmengine.hooks.worker_progress import progress_line
@@ -51,9 +54,6 @@ def test_all_replicas_count_and_one_is_named() -> None:
     )
 
 
-def test_how_long_it_takes_is_not_guessed_where_nobody_can_know() -> None:
-    assert "left" not in line(beat(records_per_second=2.0), records=None)
-    assert "left" not in line(beat(records_per_second=0.0))
 def test_truncated_answers_are_told_apart_from_failures() -> None:
     said = line(
         beat(0, records_committed=9, records_failed=1, records_truncated=2),
@@ -64,6 +64,9 @@ def test_truncated_answers_are_told_apart_from_failures() -> None:
     assert said == "9 of 1000 records done, 1 failed, 5 truncated by max_tokens; replica 1 of 2 is generating"
 
 
+def test_how_long_it_takes_is_not_guessed_where_nobody_can_know() -> None:
+    assert "left" not in line(beat(records_per_second=2.0), records=None)
+    assert "left" not in line(beat(records_per_second=0.0))
     # It was fast, and is dead.
     assert "left" not in line(beat(records_per_second=2.0, age=3600))
 
@@ -77,5 +80,17 @@ def test_what_puts_the_shares_together_is_no_replica() -> None:
 
 
 def test_what_it_is_told_comes_through_a_deferral() -> None:
-    for told in (attempt(), attempt(None, 2)):
+    further = {"max_logprobs": 40, "compilation_config": {"mode": 0}}
+    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further)):
         assert WorkerAttempt.decode(told.encode()) == told
+
+
+@pytest.mark.parametrize("replica", [0, None])
+def test_every_worker_is_told_the_engines_arguments(replica: int | None) -> None:
+    told = replace(attempt(replica, 2), engine_args={"max_logprobs": 40, "compilation_config": {"mode": "é"}})
+    written = '--engine-args={"max_logprobs": 40, "compilation_config": {"mode": "\\u00e9"}}'
+    assert told.arguments("-", grace_seconds=5).count(written) == 1
+    assert told.follower_arguments("-", node=1, leader="first", grace_seconds=5).count(written) == 1
+    plain = attempt(replica, 2)
+    assert "engine" not in " ".join(plain.arguments("-", grace_seconds=5))
+    assert "engine" not in " ".join(plain.follower_arguments("-", node=1, leader="first", grace_seconds=5))

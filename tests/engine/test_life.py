@@ -18,12 +18,10 @@ import psutil
 import pytest
 
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import ModelNotFoundError
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.weights.local import DIGEST_PREFIX
-from airflow_llmengine.worker.weights.model_files import ModelFiles
 from tests.engine.conftest import RunningEngine, engine_processes
 from tests.engine.engine_process import LIMIT
 from tests.engine.records import CAPITAL, job, v1
@@ -214,69 +212,6 @@ def test_settings_that_vllm_refuses(
         running.run(engine.start())
     assert "\n" not in str(caught.value)
     running.run(engine.stop())
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "place"),
-    [
-        ("max_context_length", 99, "model_config.max_model_len"),
-        ("max_num_seqs", 7, "scheduler_config.max_num_seqs"),
-        ("max_num_batched_tokens", 4321, "scheduler_config.max_num_batched_tokens"),
-        ("dtype", "bfloat16", "model_config.dtype"),
-        ("enforce_eager", True, "model_config.enforce_eager"),
-        ("seed", 12, "model_config.seed"),
-        ("tokenizer", "{checkpoint}", "model_config.tokenizer"),
-        ("trust_remote_code", False, "model_config.trust_remote_code"),
-        ("served_model_name", "a name, with=signs.and {braces}", "model_config.served_model_name"),
-        ("revision", "-dash", "model_config.revision"),
-        ("block_size", 64, "cache_config.block_size"),
-        ("cache_dtype", "fp8", "cache_config.cache_dtype"),
-        ("enable_prefix_caching", False, "cache_config.enable_prefix_caching"),
-        ("num_gpu_blocks_override", 50, "cache_config.num_gpu_blocks_override"),
-        ("gpu_memory_utilization", 0.5, "cache_config.gpu_memory_utilization"),
-        ("load_format", "safetensors", "load_config.load_format"),
-    ],
-)
-@pytest.mark.usefixtures("running")
-def test_a_setting_reaches_vllm(quickstart_model: Path, field: str, value: Any, place: str) -> None:
-    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
-
-    value = str(quickstart_model) if value == "{checkpoint}" else value
-    request = job(quickstart_model, **{"max_model_len": None, "max_num_seqs": None, "dtype": None, field: value})
-    _parsed, config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
-    found = config
-    for name in place.split("."):
-        found = getattr(found, name)
-    assert str(found).removeprefix("torch.") == str(value)
-
-
-@pytest.mark.usefixtures("running")
-def test_batches_are_as_large_as_for_vllms_own_offline_class(quickstart_model: Path) -> None:
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.usage.usage_lib import UsageContext
-
-    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
-
-    request = job(quickstart_model, max_num_seqs=None)
-    _parsed, config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
-    tokens, sequences = (defaults[UsageContext.LLM_CLASS] for defaults in EngineArgs.get_batch_defaults(1))
-    assert config.scheduler_config.max_num_seqs == sequences
-    assert config.scheduler_config.max_num_batched_tokens >= tokens
-
-
-@pytest.mark.parametrize(
-    "template",
-    ["{{ a.b }} = {% if x %}\r\n+{% endif %}", "--{'a': \"b\"}", "{#" + "x" * 5000 + "#}", "\n", "{{'\u2028é'}}"],
-)
-@pytest.mark.usefixtures("running")
-def test_a_chat_template_reaches_vllm_letter_for_letter(quickstart_model: Path, template: str) -> None:
-    from vllm.renderers.chat_utils import load_chat_template
-
-    from airflow_llmengine.worker.engines.vllm import _arguments, _configure
-
-    request = job(quickstart_model, chat_template=template)
-    parsed, _config = _configure(_arguments(request, ModelFiles(Storage(), request).find()))
-    assert load_chat_template(parsed.chat_template) == template
 
 
 def test_a_broken_checkpoint_is_no_traceback(running: RunningEngine, quickstart_model: Path, tmp_path: Path) -> None:

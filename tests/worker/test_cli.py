@@ -33,6 +33,18 @@ def test_validate_says_yes(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out == "valid\n"
 
 
+def test_validate_and_plan_judge_engine_args(tmp_path: Path, capsys: Capture) -> None:
+    path = request_file(tmp_path)
+    for command in ("validate", "plan"):
+        assert main([command, path, '--engine-args={"max_logprobs": 40}']) == ExitCode.DONE
+        with pytest.raises(SystemExit) as ended:
+            main([command, path, '--engine-args={"dtype": "half", "port": 80}'])
+        assert ended.value.code == ExitCode.BAD_REQUEST
+        said = capsys.readouterr().err
+        assert "engine_args.dtype: has a field in the request; give model_config.dtype" in said
+        assert "engine_args.port: can't be set: there is no HTTP server" in said
+
+
 def test_validate_tells_every_fault_on_a_line_of_its_own(tmp_path: Path, capsys: Capture) -> None:
     """Case 13, and others at once."""
     path = request_file(

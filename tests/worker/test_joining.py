@@ -45,6 +45,32 @@ def test_only_the_generation_that_was_launched_is_joined(tmp_path: Path, command
     assert (job.manifest().generation, job.manifest().owner) == (new, "dag/task")
 
 
+@pytest.mark.slow
+def test_engine_args_that_are_others_are_another_job(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one"], data_parallelism=2)
+    launch_job(
+        Storage(), validate_request(job.request), owner="me", series="s", engine="echo", engine_args={"max_logprobs": 4}
+    )
+    refused = job.run("--launched", "--replicas=2")
+    assert refused.returncode == ExitCode.BAD_REQUEST
+    assert "its engine_args are others" in refused.stderr
+    same = '--engine-args={"max_logprobs": 4, "async_scheduling": true}'
+    for replica in ("0", "1"):
+        done = job.run("--launched", same, f"--replica={replica}", "--replicas=2")
+        assert done.returncode == ExitCode.DONE, done.stderr
+    assert job.run("--owner=me", command="collect").returncode == ExitCode.BAD_REQUEST
+    assert job.run("--owner=me", same, command="collect").returncode == ExitCode.DONE
+
+
+@pytest.mark.slow
+def test_an_argument_that_the_engine_does_not_have_ends_it_before_anything_is_launched(tmp_path: Path) -> None:
+    job = Job(tmp_path, ["one"])
+    refused = job.run('--engine-args={"max_logprbs": 4}', LLMENGINE_ENGINE="vllm")
+    assert refused.returncode == ExitCode.BAD_REQUEST
+    assert "did you mean max_logprobs?" in refused.stderr
+    assert not job.output.parent.joinpath(f"{job.output.name}.job").exists()
+
+
 def test_a_generation_is_only_named_with_a_launched_job(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", "request.json", "--generation", "2"])

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 import pytest
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.worker.engines import load
-from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine
+from airflow_llmengine.worker.engines.base import Engine
+from airflow_llmengine.worker.engines.echo import EchoEngine
+from airflow_llmengine.worker.engines.load import EngineUnavailableError, load_engine, with_engine_args
 
 REQUEST = CreateBatchCompletionsV1Request.model_validate(
     {"input_data_path": "in.jsonl", "output_data_path": "out.json", "model_config": {"model": "stand-in"}}
@@ -67,3 +71,36 @@ def test_a_setting_that_an_engine_cannot_read_is_one_sentence(monkeypatch: pytes
     monkeypatch.setenv("LLMENGINE_ECHO_CAPACITY", "many")
     with pytest.raises(EngineUnavailableError, match="LLMENGINE_ECHO_CAPACITY"):
         load_engine(REQUEST, "echo")
+
+
+def test_an_engine_is_told_its_further_arguments_when_it_is_made() -> None:
+    class Told(EchoEngine):
+        def take_arguments(self, arguments: Mapping[str, Any]) -> None:
+            self.arguments = arguments
+
+    engine = with_engine_args(Told, {"max_logprobs": 40})(REQUEST)
+    assert isinstance(engine, Told)
+    assert engine.arguments == {"max_logprobs": 40}
+
+
+def test_an_engine_that_takes_no_arguments_is_given_none() -> None:
+    class Plain:
+        name = "plain"
+
+    def make(_request: CreateBatchCompletionsV1Request) -> Engine:
+        return Plain()  # type: ignore[return-value]
+
+    assert with_engine_args(make, {})(REQUEST).name == "plain"
+    with pytest.raises(EngineUnavailableError, match="the engine plain takes no engine_args: leave them out"):
+        with_engine_args(make, {"max_logprobs": 40})(REQUEST)
+
+
+def test_an_argument_that_vllm_does_not_have_is_refused_before_anything_is_loaded() -> None:
+    make = with_engine_args(lambda request: load_engine(request, "vllm"), {"max_logprbs": 40, "xyz": 1, "runner": "x"})
+    with pytest.raises(EngineUnavailableError) as refused:
+        make(REQUEST)
+    first, second = str(refused.value).split("; engine_args.")
+    assert first.startswith("engine_args.max_logprbs: vLLM ")
+    assert first.endswith("has no such argument; did you mean max_logprobs?")
+    assert second.startswith("xyz: vLLM ")
+    assert second.endswith("has no such argument; leave it out")
