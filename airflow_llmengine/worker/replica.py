@@ -19,8 +19,9 @@ from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.worker.chunks import ChunkResults
 from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.engine_keeper import ALONE, EngineKeeper
-from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError
+from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError, RendersChats
 from airflow_llmengine.worker.progress import Progress
+from airflow_llmengine.worker.readers.chats import RECORDS_THAT_TELL
 from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork, Share
 from airflow_llmengine.worker.stopping import Stop, StopReason
@@ -138,6 +139,7 @@ class Replica:
             if work is not None:
                 self._open[work.results.number] = work.results
                 background.append(asyncio.create_task(self._count_input()))
+                await self._require_chat_template()
                 await self._start_engine()
                 self._stop.saving_starts(asyncio.get_running_loop())
                 background.append(asyncio.create_task(self._watch_deadline()))
@@ -175,6 +177,12 @@ class Replica:
                 return work
             await self._commit(work.results)
         return None
+
+    async def _require_chat_template(self) -> None:
+        """Let a model that can't render chats be refused at once, where the job is one of chats."""
+        engine = self._engine.engine
+        if isinstance(engine, RendersChats) and await asyncio.to_thread(self._share.begins_with_chats):
+            engine.require_chat_template(f"the first {RECORDS_THAT_TELL} records are all chats")
 
     async def _start_engine(self) -> None:
         self._progress.phase = "loading"

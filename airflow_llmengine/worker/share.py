@@ -25,6 +25,7 @@ from airflow_llmengine.worker.claims import Claims, HeldChunk
 from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader
+from airflow_llmengine.worker.readers.chats import begins_with_chats
 from airflow_llmengine.worker.readers.validate import is_batch_line, to_record
 from airflow_llmengine.worker.records import RawRecord, Record
 from airflow_llmengine.worker.schedule import is_own, outlook
@@ -105,6 +106,10 @@ class Share:
     def note_alone(self, chunk: int, record: int) -> None:
         """Write down that a record is about to go through the engine by itself."""
         self._claims.note_alone(chunk, record)
+
+    def begins_with_chats(self) -> bool:
+        """Whether the input's beginning tells that it is one of chats; the same whichever replica asks."""
+        return self._reader.content is None and begins_with_chats(self._reader.records())
 
     def close(self) -> None:
         """Claim nothing more, and end a ``next`` that waits."""

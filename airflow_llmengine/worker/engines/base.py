@@ -99,6 +99,19 @@ class TakesArguments(Protocol):
         ...
 
 
+@runtime_checkable
+class RendersChats(Protocol):
+    """An engine whose model may have no template by which to write a chat. It finds out when it is started."""
+
+    def require_chat_template(self, why: str) -> None:
+        """Refuse such a model in ``start``, by ``EngineUnavailableError``, and before its weights are loaded.
+
+        Args:
+            why: What the job needs one for, as the beginning of a sentence.
+        """
+        ...
+
+
 class EngineFactory(Protocol):
     """What the entry point group ``airflow_llmengine.engines`` names. Must be cheap: the engine loads in ``start``."""
 

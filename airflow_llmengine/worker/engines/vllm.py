@@ -84,7 +84,7 @@ class VLLMEngine:
         self._find: ModelFinder = ModelFiles(Storage(), request).find
         self._further: Mapping[str, Any] = {}
         self._place: NodePlace | None = None
-        self._must_render_chats = False
+        self._needs_template_as: str | None = None
         self._loading: Loading | None = None
         self._following: Following | None = None
         self._identity: str | None = None
@@ -105,9 +105,9 @@ class VLLMEngine:
             raise EngineUnavailableError("; ".join(unknown))
         self._further = arguments
 
-    def require_chat_template(self) -> None:
-        """Refuse a model without a chat template when it is started, before its weights are loaded."""
-        self._must_render_chats = True
+    def require_chat_template(self, why: str) -> None:
+        """Refuse a model without a chat template when it is started."""
+        self._needs_template_as = why
 
     def place(self, place: NodePlace) -> None:
         """Span several nodes."""
@@ -131,7 +131,7 @@ class VLLMEngine:
                 template = Path(folder) / "chat_template.jinja"
                 template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
-            self._loading = Loading(lambda: _load(arguments, must_render_chats=self._must_render_chats))
+            self._loading = Loading(lambda: _load(arguments, self._needs_template_as))
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
         config = loaded.client.vllm_config
@@ -277,7 +277,7 @@ def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tupl
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _load(arguments: Mapping[str, Any], *, must_render_chats: bool = False) -> Loaded:
+def _load(arguments: Mapping[str, Any], needs_template_as: str | None = None) -> Loaded:
     parsed, config = _configured(arguments)
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
         # What it has to say about a single record, it says with the record's words; the record's error tells it.
@@ -286,8 +286,8 @@ def _load(arguments: Mapping[str, Any], *, must_render_chats: bool = False) -> L
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        if must_render_chats and _lacks_chat_template(parsed, config.model_config):
-            raise EngineUnavailableError(NO_CHAT_TEMPLATE)
+        if needs_template_as is not None and _lacks_chat_template(parsed, config.model_config):
+            raise EngineUnavailableError(f"{needs_template_as}, and {NO_CHAT_TEMPLATE}")
         client = AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.LLM_CLASS,

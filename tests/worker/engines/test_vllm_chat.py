@@ -132,7 +132,9 @@ def test_only_what_the_template_does_not_read_is_named() -> None:
 
 
 def test_values_that_a_template_sets_itself_are_none_that_it_reads() -> None:
-    assert values_read("{% set a = b %}{{ a }}{% for c in d %}{% continue %}{{ c }}{% endfor %}") == frozenset({"b", "d"})
+    assert values_read("{% set a = b %}{{ a }}{% for c in d %}{% continue %}{{ c }}{% endfor %}") == frozenset(
+        {"b", "d"}
+    )
     assert values_read("{%- generation -%}{{ a }}{%- endgeneration -%}") == frozenset({"a"})
 
 
