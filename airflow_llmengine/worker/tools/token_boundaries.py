@@ -18,8 +18,8 @@ def tokens_before(decode: Callable[[Sequence[int]], str], ids: Sequence[int], te
         end: The place, in characters of ``text``.
 
     Returns:
-        The number of tokens, the fewest that make the same characters, and the number of these characters. Both are 0
-        where the tokens' text is another one, as some tokenizers' is that tidy up.
+        The number of tokens, the fewest that make the same characters, and the number of these characters. Where the
+        tokens' text becomes another one, as with tokenizers that tidy up, only the tokens before that are counted.
     """
     # What stands first in a text may be decoded without the white space that it has within a text.
     dropped = 0 if decode(ids).startswith(text[:end]) else len(text[:1]) if text[:1].isspace() else 0
@@ -30,10 +30,9 @@ def tokens_before(decode: Callable[[Sequence[int]], str], ids: Sequence[int], te
     count = bisect_right(range(len(ids) + 1), end, key=length) - 1
     while count and not _is_beginning(decode(ids[:count]), text[dropped:end]):
         count -= 1
-    characters = length(count)
-    while count and length(count - 1) == characters:
+    while count and decode(ids[: count - 1]) == decode(ids[:count]):
         count -= 1
-    return count, characters
+    return count, length(count)
 
 
 def text_before(decode: Callable[[Sequence[int]], str], ids: Sequence[int], count: int, text: str) -> str:
