@@ -16,6 +16,8 @@ GREATEST_LENGTH_PENALTY = 50
 """A length to the power of more than this, or of less than its negative, may be no number for a computer."""
 
 DROPPED: Mapping[str, tuple[Any, ...]] = {
+    "allowed_token_ids": (),
+    "bad_words": ([],),
     "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_grammar": (),
@@ -26,6 +28,7 @@ DROPPED: Mapping[str, tuple[Any, ...]] = {
     "min_p": (0,),
     "min_tokens": (0,),
     "presence_penalty": (0,),
+    "prompt_logprobs": (),
     "repetition_penalty": (1,),
     "response_format": (ResponseFormatText(type="text"),),
     "seed": (),
@@ -33,6 +36,7 @@ DROPPED: Mapping[str, tuple[Any, ...]] = {
     "stop_token_ids": ([],),
     # Beams are compared by the model's own log probabilities, as if the temperature were 1.
     "temperature": (0, 1),
+    "thinking_token_budget": (-1,),
     "tool_choice": ("auto", "none"),
     "top_k": (-1, 0),
     "top_p": (1,),
