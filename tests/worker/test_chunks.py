@@ -71,6 +71,8 @@ def test_12700_records_on_64_replicas_differ_by_one_chunk_at_most() -> None:
         ({"messages": []}, 1024),
         ({"messages": [], "max_completion_tokens": 5}, 5),
         ({"body": {"prompt": "x", "max_tokens": 9}}, 9),
+        ({"body": {"input": ["x"]}}, 0),
+        ({"body": {"query": "x", "documents": ["y"]}}, 0),
         ({"prompt": "x", "max_tokens": "many", "n": True}, 16),
         ({"prompt": "x", "max_tokens": -4}, 16),
         ([1, 2], 0),
