@@ -59,9 +59,9 @@ fuzz: environment ## Fuzz readers, models and state; SECONDS=60 for each target
 	$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
 
 .PHONY: docs
-docs: environment ## Write the pages that tests make anew (failures, compatibility, sizing), and build the site into site/
+docs: environment ## Write the pages that tests make (failures, fields, compatibility, sizing), and build the site into site/
 	WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/faults/test_failures_page.py tests/docs/test_compatibility.py \
-		tests/spec/hardware/test_sizing_page.py
+		tests/docs/test_fields_page.py tests/spec/hardware/test_sizing_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: docs-serve

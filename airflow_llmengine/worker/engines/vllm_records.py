@@ -7,26 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
-from airflow_llmengine.spec.check_chat import UNSERVED
 from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.record_fields import CHAT_FIELDS, COMPLETION_FIELDS, CONTENT_FIELDS, Becomes
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
 from airflow_llmengine.worker.engines.base import Answer, RecordRejectedError
+from airflow_llmengine.worker.engines.truncation import is_truncated
+from airflow_llmengine.worker.engines.vllm_structure import structured_outputs
 from airflow_llmengine.worker.records import PromptRecord
 
-_V1_NAMES = {"max_new_tokens": "max_tokens", "stop_sequences": "stop"}
-_V1_WITHOUT_A_FIELD = frozenset({"prompts", "return_token_log_probs"})
-
-_WITHOUT_A_FIELD = UNSERVED.keys() | {
-    "best_of",
-    "early_stopping",
-    "guided_decoding_backend",
-    "metadata",
-    "model",
-    "stream",
-    "stream_options",
-    "user",
-}
+_WITHOUT_A_FIELD = frozenset(
+    field.name for field in (*COMPLETION_FIELDS.values(), *CHAT_FIELDS.values()) if field.field is None
+)
 """Fields of V2 that vLLM's requests lack or that the engine sets; what they may hold here asks for nothing more."""
 
 _LEAST_LOG_PROB = -9999.0
@@ -73,9 +65,9 @@ def chat_request(request: ChatCompletionV2Request, model: str, known: Collection
 
 def _v1_fields(content: CreateBatchCompletionsV1RequestContent) -> dict[str, Any]:
     fields = {
-        _V1_NAMES.get(name, name): value
+        str(CONTENT_FIELDS[name].field): value
         for name, value in content.given().items()
-        if value is not None and name not in _V1_WITHOUT_A_FIELD
+        if value is not None and CONTENT_FIELDS[name].becomes is Becomes.FIELD
     }
     if content.return_token_log_probs:
         # 0 alternatives: the chosen token's own log probability and nothing else.
@@ -84,9 +76,9 @@ def _v1_fields(content: CreateBatchCompletionsV1RequestContent) -> dict[str, Any
 
 
 def _v2_fields(request: CompletionV2Request | ChatCompletionV2Request) -> dict[str, Any]:
-    return {
-        name: value for name, value in request.given().items() if value is not None and name not in _WITHOUT_A_FIELD
-    }
+    return structured_outputs(
+        {name: value for name, value in request.given().items() if value is not None and name not in _WITHOUT_A_FIELD}
+    )
 
 
 def checked(body: dict[str, Any], model: str, known: Collection[str]) -> dict[str, Any]:
@@ -178,4 +170,9 @@ def v2_answer(response: dict[str, Any], request: CompletionV2Request | ChatCompl
     if request.user is not None:
         response["metadata"] = {**response.get("metadata", {}), "user": request.user}
     usage = response["usage"]
-    return Answer(response, usage["prompt_tokens"], usage["completion_tokens"])
+    return Answer(
+        response,
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+        truncated=is_truncated(request, response["choices"]),
+    )
