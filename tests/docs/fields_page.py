@@ -64,8 +64,8 @@ A field that may be null is one that was not given when it is. Numbers and boole
 """
 
 JOB = {
-    "input_data_path": "read by the workers; identity and content are part of what makes the job the same job",
-    "output_data_path": "written by the last worker, whole or not at all",
+    "input_data_path": "read by the workers, a folder or prefix at any depth: [The request](request.md#input)",
+    "output_data_path": "JSON lines if it ends in `.jsonl`, else one JSON array: [The request](request.md#output)",
     "labels": "labels of pods, secrets and whatever else a job has in Kubernetes",
     "data_parallelism": "workers, each with a pod or process of its own: [Task group](task_group.md)",
     "max_runtime_sec": "one budget, also over retries: [Retries](retries.md)",
@@ -76,7 +76,7 @@ JOB = {
     "memory": "`requests` and `limits` of each worker's container: [Sizing](sizing.md)",
     "gpu_type": "node labels and the resource's name: [GPU platforms](gpu_platforms.md)",
     "storage": "`ephemeral-storage` of each worker's container",
-    "nodes_per_worker": "pods of one replica: [Replicas on several nodes](multi_node.md)",
+    "nodes_per_worker": "pods of one replica, one if it is not given: [Replicas on several nodes](multi_node.md)",
     "content": "[below](#content)",
     "model_config": "[below](#model_config)",
 }

@@ -26,7 +26,6 @@ from airflow_llmengine.sensors.batch_completions import LLMEngineBatchCompletion
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1Request,
-    CreateBatchCompletionsV1RequestContent,
     GpuType,
 )
 from airflow_llmengine.spec.results import RecordErrorType
@@ -54,8 +53,6 @@ def wire_names(model: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("page", "heading", "names"),
     [
-        ("request", "Fields", set(REQUEST_FIELDS)),
-        ("request", "Content", wire_names(CreateBatchCompletionsV1RequestContent)),
         (
             "operator",
             "Arguments",
