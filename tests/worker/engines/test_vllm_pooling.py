@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,14 +112,14 @@ def test_a_refusal_quotes_no_text_of_a_pooling_record(field: str) -> None:
 
 def pooling(**serving: Any) -> Pooling:
     kinds = (EmbeddingRequest, ScoreRequest, RerankRequest)
-    known = {"input", "queries", "documents", "query"}
+    known = {"input", "queries", "documents", "query", "encoding_format"}
     fields: dict[str, Any] = {"embedding": None, "scores": None, **serving}
     return Pooling(tasks=("embed",), forms={kind: RequestForm(dict, known) for kind in kinds}, **fields)
 
 
 def test_each_kind_of_record_goes_to_its_own_serving_object() -> None:
     async def embed(body: Any) -> Any:
-        return SimpleNamespace(body=json.dumps({"embedded": body}).encode())
+        return SimpleNamespace(body=json.dumps({"embedded": body, "data": []}).encode())
 
     async def score(body: Any) -> Any:
         return SimpleNamespace(body=json.dumps({"scored": body}).encode())
@@ -125,7 +127,23 @@ def test_each_kind_of_record_goes_to_its_own_serving_object() -> None:
     able = pooling(embedding=embed, scores=score)
     for request, kind in ((EMBEDDING, "embedded"), (SCORE, "scored"), (RERANKING, "scored")):
         body = able.body(request, "small")
-        assert asyncio.run(able.answer(request, body)) == {kind: body}
+        answer = asyncio.run(able.answer(request, body))
+        assert answer[kind].items() >= body.items()
+
+
+@pytest.mark.parametrize("form", [None, "float", "base64"])
+def test_numbers_come_as_bytes_and_what_was_asked_in_base64_stays_so(form: Any) -> None:
+    numbers = [0.5, -1.25, 3e-20]
+    text = base64.b64encode(struct.pack("=3f", *numbers)).decode()
+
+    async def embed(body: Any) -> Any:
+        assert body["encoding_format"] == "base64"
+        return SimpleNamespace(body=json.dumps({"data": [{"index": 0, "embedding": text}]}).encode())
+
+    request = EmbeddingRequest(input="a", encoding_format=form)
+    able = pooling(embedding=embed)
+    (item,) = asyncio.run(able.answer(request, able.body(request, "small")))["data"]
+    assert item["embedding"] == (text if form == "base64" else [0.5, -1.25, pytest.approx(3e-20)])
 
 
 @pytest.mark.parametrize(
