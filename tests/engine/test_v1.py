@@ -72,3 +72,9 @@ def test_special_tokens_are_shown_on_request(running: RunningEngine) -> None:
         v1(prompt, max_new_tokens=2), v1(prompt, max_new_tokens=2, skip_special_tokens=False)
     )
     assert shown.body["text"] == BEGIN + hidden.body["text"]
+
+
+def test_each_of_the_prompts_has_its_own_answer(running: RunningEngine) -> None:
+    prompts = [CAPITAL, "1, 2, 3, 4,"]
+    texts = [result.body["text"] for result in running.answers(*map(v1, prompts))]
+    assert [text[:2] for text in texts] == [" P", " 5"]
