@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 CONFIG_FILES = ("config.json", "params.json")
 """Of these a checkpoint has at least one; the second is Mistral's own format."""
@@ -17,6 +17,8 @@ _READS_SAFETENSORS = (None, "", "auto", "hf", "safetensors", "fastsafetensors", 
 """Of ``load_format``, the values for which vLLM reads safetensors where there are some."""
 _MISTRALS_OWN = re.compile(r"consolidated[^/]*\.safetensors")
 _AT_THE_TOP = re.compile(r"[^/]*\.safetensors")
+_OF_A_LAYER = re.compile(r"(\d+_[^/]+)/pytorch_model\.bin")
+"""Weights of a layer that a Sentence Transformers model has after the transformer; vLLM leaves out a layer without."""
 _READS_MISTRALS_OWN = (None, "", "auto", "mistral")
 """Those for which vLLM (0.32) reads Mistral's own files, where there are some, and no others."""
 
@@ -34,10 +36,15 @@ def needed_files(names: Iterable[str], load_format: str | None = None) -> list[s
     """
     found = sorted(name for name in names if not _is_never_needed(name))
     if load_format in _READS_SAFETENSORS and any(name.endswith(_SAFETENSORS) for name in found):
-        found = [name for name in found if not name.endswith(_OTHER_WEIGHTS)]
+        found = [name for name in found if not name.endswith(_OTHER_WEIGHTS) or _is_of_a_layer(name, found)]
     if load_format in _READS_MISTRALS_OWN and any(map(_MISTRALS_OWN.fullmatch, found)):
         return [name for name in found if _MISTRALS_OWN.fullmatch(name) or not _AT_THE_TOP.fullmatch(name)]
     return found
+
+
+def _is_of_a_layer(name: str, names: Collection[str]) -> bool:
+    layer = _OF_A_LAYER.fullmatch(name)
+    return layer is not None and f"{layer[1]}/model{_SAFETENSORS}" not in names
 
 
 def without_weights(names: Iterable[str]) -> list[str]:

@@ -52,6 +52,13 @@ def test_other_weights_are_needed_where_there_are_no_safetensors() -> None:
     assert needed_files([*names, "training_args.bin"]) == names
 
 
+def test_a_layer_of_sentence_transformers_is_fetched_once_in_whatever_format_it_is() -> None:
+    names = ["1_Pooling/config.json", "2_Dense/config.json", "2_Dense/pytorch_model.bin", "model.safetensors"]
+    assert needed_files([*names, "pytorch_model.bin"]) == names
+    assert "2_Dense/pytorch_model.bin" not in needed_files([*names, "2_Dense/model.safetensors"])
+    assert "other/pytorch_model.bin" not in needed_files([*names, "other/pytorch_model.bin"])
+
+
 def test_other_weights_are_needed_where_they_are_asked_for() -> None:
     names = ["config.json", "model.safetensors", "pytorch_model.bin"]
     assert needed_files(names, "pt") == names
