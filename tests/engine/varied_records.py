@@ -209,6 +209,61 @@ class Generator:
         return content | {name: fields[name] for name in fields if place and self._often()}
 
 
+_CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}, "warm": {"type": "boolean"}},
+    "required": ["city", "warm"],
+    "additionalProperties": False,
+}
+_WEATHER = {"type": "function", "function": {"name": "weather", "parameters": _CITY}}
+_IN_OSLO = [{"role": "user", "content": "What is the weather in Oslo?"}]
+_GREEDY: Json = {"temperature": 0, "max_tokens": 24}
+
+SPECIAL: tuple[Json, ...] = (
+    {"prompt": "Rome is in Italy, and Oslo is in", "guided_choice": ["Norway", "Sweden", "Italy"], **_GREEDY},
+    {"prompt": "The year was", "guided_regex": " 1[0-9]{3}", **_GREEDY},
+    {"prompt": "In JSON:", "guided_json": _CITY, **_GREEDY},
+    {"prompt": "Is it so?", "guided_grammar": 'root ::= " yes" | " no"', **_GREEDY},
+    {"messages": _IN_OSLO, "guided_choice": ["It is warm.", "It is cold."], **_GREEDY},
+    {
+        "messages": _IN_OSLO,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY, "strict": True}},
+        **_GREEDY,
+    },
+    {"prompt": "{", "response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 5},
+    {"messages": _IN_OSLO, "tools": [_WEATHER], "tool_choice": "none", "temperature": 0, "max_tokens": 8},
+    {"prompt": "The first month is", "use_beam_search": True, "n": 2, "temperature": 0, "max_tokens": 6},
+    {
+        "prompt": ["A week has", "A year has"],
+        "use_beam_search": True,
+        "best_of": 2,
+        "n": 2,
+        "length_penalty": 0.5,
+        "temperature": 0,
+        "max_tokens": 5,
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "What is the weather in Oslo?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "one", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "one", "content": "cold"},
+        ],
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content or m.tool_calls }}\n{% endfor %}assistant:",
+        "chat_template_kwargs": {"unused": 1},
+        "return_token_ids": True,
+        "temperature": 0,
+        "max_tokens": 8,
+    },
+    {"messages": _IN_OSLO, "bad_words": ["The"], "prompt_logprobs": 1, "temperature": 0, "max_tokens": 4},
+)
+"""Structure, tools, beams, and a template of the record's own."""
+
 REFUSED: tuple[Json, ...] = (
     {"prompt": "word " * 6_000},
     {"messages": [{"role": "user", "content": "word " * 6_000}]},
@@ -229,7 +284,12 @@ REFUSED: tuple[Json, ...] = (
 
 def api_request(record: Json) -> tuple[str, Json]:
     """The URL and the body by which vLLM's server is asked for the same."""
-    return CHAT if "messages" in record else COMPLETIONS, record
+    names = {f"guided_{kind}": kind for kind in ("choice", "grammar", "json", "regex")}
+    body = {name: value for name, value in record.items() if name not in names}
+    structure = {names[name]: record[name] for name in names.keys() & record.keys()}
+    if structure:
+        body["structured_outputs"] = structure
+    return CHAT if "messages" in record else COMPLETIONS, body
 
 
 def api_requests_of_content(content: Json) -> list[Json]:
