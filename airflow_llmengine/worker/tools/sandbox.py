@@ -108,8 +108,8 @@ def _make_scratch() -> Path:
 
 def _command(scratch: Path, limits: SandboxLimits, python: str) -> list[str]:
     root = Path(airflow_llmengine.__file__).parents[1]
-    flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
-    return [python, *flags, "-c", START, str(root), str(scratch), limits.to_json(), str(os.getpid())]
+    flags = ["-s", "-S", "-P", "-X", "utf8"]
+    return [python, *flags, "-c", START, str(root), str(scratch), limits.to_argument(), str(os.getpid())]
 
 
 def _request(code: bytes, timeout_seconds: float) -> bytes:
@@ -165,6 +165,8 @@ class _Supervisor:
             try:
                 async with asyncio.timeout(END_SECONDS):
                     # The end of its input is what ends it; it cleans up by itself.
+                    if self.process.stdin is not None:
+                        self.process.stdin.close()
                     await self.process.communicate()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):

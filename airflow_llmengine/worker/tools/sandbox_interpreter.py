@@ -58,6 +58,7 @@ def interpret() -> None:
     # Folder of the code itself: a file that it writes can be imported.
     sys.path.insert(0, "")
     sys.argv[:] = ["-c"]
+    sys.dont_write_bytecode = True
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     site.setquit()
     while (code := _next_block()) is not None:

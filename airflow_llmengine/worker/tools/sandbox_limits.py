@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 __all__ = ["DEFAULT_LIMITS", "MAX_CODE_BYTES", "SandboxLimits"]
 
@@ -13,8 +12,7 @@ MAX_CODE_BYTES = MIB
 """The longest code that is run, in bytes of UTF-8."""
 
 
-@dataclass(frozen=True)
-class SandboxLimits:
+class SandboxLimits(NamedTuple):
     """Limits of one interpreter. Wall and CPU time are given with each run.
 
     Attributes:
@@ -36,14 +34,14 @@ class SandboxLimits:
     output_bytes: int = 64 * 1024
     landlock_abi: int = 7
 
-    def to_json(self) -> str:
+    def to_argument(self) -> str:
         """As one argument of a command."""
-        return json.dumps(asdict(self))
+        return ",".join(map(str, self))
 
     @classmethod
-    def from_json(cls, text: str) -> SandboxLimits:
-        """From `to_json`."""
-        return cls(**json.loads(text))
+    def from_argument(cls, text: str) -> SandboxLimits:
+        """From `to_argument`."""
+        return cls(*map(int, text.split(",")))
 
 
 DEFAULT_LIMITS = SandboxLimits()

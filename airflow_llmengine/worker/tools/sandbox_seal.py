@@ -9,10 +9,8 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import resource
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +29,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_A
 CAPABILITY_VERSION_3 = 0x20080522
 # CAP_CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_RESOURCE: to give code another user, and to remain its master.
 CAPABILITIES_OVER_OTHERS = (0, 1, 5, 6, 7, 24)
+
+AF_UNIX, SOCK_STREAM = 1, 1
 
 SCRATCH_ACCESS = (
     Access.READ_FILE | Access.WRITE_FILE | Access.READ_DIR | Access.MAKE_REG | Access.REMOVE_FILE | Access.TRUNCATE
@@ -160,7 +160,7 @@ def _allowed_files(library: Sequence[str]) -> Iterator[tuple[str, Access]]:
                 yield entry.path, read if entry.is_dir() else read & ~DIRECTORY_ACCESS
     yield "/etc/ld.so.cache", Access.READ_FILE
     for loader_folder in LOADER_FOLDERS:
-        for folder in (loader_folder, f"{loader_folder}/{platform.machine()}-linux-gnu"):
+        for folder in (loader_folder, f"{loader_folder}/{os.uname().machine}-linux-gnu"):
             with contextlib.suppress(OSError):
                 for entry in os.scandir(folder):
                     if entry.name.startswith(SHARED_LIBRARIES) and ".so" in entry.name:
@@ -192,7 +192,7 @@ def _verify() -> None:
     attempts: dict[str, Callable[[], object]] = {
         "read the root folder": lambda: os.open("/", os.O_RDONLY),
         "read its own environment": lambda: os.open("/proc/self/environ", os.O_RDONLY),
-        "make a socket": lambda: socket.socket(socket.AF_UNIX).detach(),
+        "make a socket": lambda: check(libc.socket(AF_UNIX, SOCK_STREAM, 0)),
         "start a process": _fork,
         "change a file's mode": lambda: Path().chmod(0o700),
         "change its limits": lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)),

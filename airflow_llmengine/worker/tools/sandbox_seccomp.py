@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
 
@@ -30,7 +29,8 @@ TABLE = """
 # What is open.
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, lseek 8 62, close 3 57,
 close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, fstat 5 80, ftruncate 77 46,
-fsync 74 82, fdatasync 75 83, flock 73 32, fstatfs 138 44, getdents64 217 61, fadvise64 221 223, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72,
+fsync 74 82, fdatasync 75 83, flock 73 32, fstatfs 138 44, getdents64 217 61,
+fadvise64 221 223, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72,
 # Paths: Landlock decides which.
 stat 4 -, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439,
 readlink 89 -, readlinkat 267 78, getcwd 79 17, chdir 80 49, fchdir 81 50, unlink 87 -, unlinkat 263 35,
@@ -72,8 +72,7 @@ FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
 IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
-@dataclass(frozen=True)
-class _Instruction:
+class _Instruction(NamedTuple):
     code: int
     value: int
     if_true: int = 0
@@ -96,7 +95,7 @@ def filter_system_calls() -> None:
         UnknownArchitectureError: This module doesn't know this machine's system calls.
         OSError: The kernel refused the filter.
     """
-    instructions = system_call_filter(platform.machine(), os.getpid())
+    instructions = system_call_filter(os.uname().machine, os.getpid())
     code = b"".join(instruction.pack() for instruction in instructions)
     program = _Program(len(instructions), code)
     check(libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0))

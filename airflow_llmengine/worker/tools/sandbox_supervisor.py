@@ -19,7 +19,6 @@ import signal
 import struct
 import sys
 import time
-from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType
@@ -76,7 +75,7 @@ def main() -> None:
     scratch, limits, worker = sys.argv[1:4]
     signal.signal(signal.SIGTERM, _end)
     os.chdir(scratch)
-    supervisor = _Supervisor(SandboxLimits.from_json(limits))
+    supervisor = _Supervisor(SandboxLimits.from_argument(limits))
     try:
         end_with_parent(int(worker), signal.SIGTERM)
         hide_memory()
@@ -94,15 +93,15 @@ def _end(_number: int, _frame: FrameType | None) -> NoReturn:
     raise _WorkerGoneError
 
 
-@dataclass
 class _Interpreter:
-    """One process, stopped but while it runs code."""
+    """One process, stopped but while it runs code; and the supervisor's ends of its pipes."""
 
-    pid: int
-    code: int
-    output: int
-    done: int
-    status: int | None = None
+    def __init__(self, pid: int, code: int, output: int, done: int) -> None:
+        self.pid = pid
+        self.code = code
+        self.output = output
+        self.done = done
+        self.status: int | None = None
 
     def ended(self) -> bool:
         """Whether it has ended; its `status` is known then, and its number may be another process's."""
@@ -120,13 +119,13 @@ class _Interpreter:
             os.close(descriptor)
 
 
-@dataclass
 class _Run:
     """What is known of one run so far."""
 
-    output: bytearray = field(default_factory=bytearray)
-    error: str | None = None
-    succeeded: bool = False
+    def __init__(self) -> None:
+        self.output = bytearray()
+        self.error: str | None = None
+        self.succeeded = False
 
 
 class _Supervisor:
