@@ -106,18 +106,6 @@ def test_every_wrong_label_is_named() -> None:
         ({"priority": "High Priority"}, "priority: 'High Priority' may hold only lower-case"),
         ({"priority": ""}, "priority: '' is empty"),
         ({"tool_config": {"name": "browser"}}, "tool_config.name: there is no tool 'browser'; use code_evaluator"),
-        (
-            {"tool_config": {"name": "code_evaluator", "max_iterations": 0}},
-            "tool_config.max_iterations: must be at least 1, not 0",
-        ),
-        (
-            {"tool_config": {"name": "code_evaluator", "execution_timeout_seconds": 0}},
-            "tool_config.execution_timeout_seconds: must be at least 1, not 0",
-        ),
-        (
-            {"max_runtime_sec": 59, "tool_config": {"name": "code_evaluator"}},
-            "tool_config.execution_timeout_seconds: one run may take 60 s, and the whole job max_runtime_sec, 59 s; give",
-        ),
     ],
 )
 def test_hardware_priority_and_tools(fields: dict[str, Any], said: str) -> None:
@@ -302,7 +290,7 @@ def test_what_can_be_done_passes(model: dict[str, Any]) -> None:
 
 def test_without_a_tokenizer_the_prompts_of_content_are_refused() -> None:
     (line,) = refused({"skip_tokenizer_init": True}, input_data_path=None, content=content_with()).values()
-    assert line.startswith("model_config.skip_tokenizer_init: works from token ids to token ids")
+    assert line.startswith("model_config.skip_tokenizer_init: works from token ids to token ids, and content is")
 
 
 def test_memory_to_swap_to_is_for_one_node() -> None:

@@ -10,6 +10,9 @@ from airflow_llmengine.spec.check import check
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
 
+TOO_LONG = "one run may take 101 s, and the whole job max_runtime_sec, 100 s; give fewer seconds"
+
+
 def refused(stop_sequences: list[str] | None = None, **tool: Any) -> list[str]:
     request = CreateBatchCompletionsV1Request.model_validate(
         {
@@ -46,11 +49,7 @@ def test_a_tool_within_its_bounds_is_taken(tool: dict[str, Any]) -> None:
     [
         ({"max_iterations": 0}, "tool_config.max_iterations: must be at least 1, not 0"),
         ({"execution_timeout_seconds": 0}, "tool_config.execution_timeout_seconds: must be at least 1, not 0"),
-        (
-            {"execution_timeout_seconds": 101},
-            "tool_config.execution_timeout_seconds: one run may take 101 s, and the whole job max_runtime_sec, 100 s; "
-            "give fewer seconds",
-        ),
+        ({"execution_timeout_seconds": 101}, f"tool_config.execution_timeout_seconds: {TOO_LONG}"),
     ],
 )
 def test_a_tool_beyond_its_bounds_is_refused(tool: dict[str, Any], said: str) -> None:

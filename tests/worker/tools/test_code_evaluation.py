@@ -234,3 +234,9 @@ def test_a_record_that_is_given_up_leaves_no_interpreter_and_no_place_taken() ->
         assert [runner.closed for runner in runners] == [1, 1]
 
     asyncio.run(main())
+
+
+def test_a_stop_sequence_of_the_users_after_a_block_ends_it_and_the_block_is_not_run() -> None:
+    author = ScriptedAuthor("```python\na\n```\nmade up STOP\n>>>\n")
+    assert complete(author, runner := ScriptedRunner(), stop_sequences=["STOP"]).text == "```python\na\n```\nmade up "
+    assert runner.codes == []
