@@ -9,7 +9,6 @@ import pytest
 from airflow_llmengine.spec.check import check
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 
-
 TOO_LONG = "one run may take 101 s, and the whole job max_runtime_sec, 100 s; give fewer seconds"
 
 
