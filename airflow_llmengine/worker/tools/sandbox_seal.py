@@ -27,8 +27,8 @@ NOBODY = 65534
 # From linux/prctl.h, linux/capability.h.
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 4, 38, 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
-# CAP_CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID, SYS_RESOURCE: to give code another user, and to remain its master.
-CAPABILITIES_OVER_OTHERS = (0, 1, 5, 6, 7, 24)
+# CAP_CHOWN, DAC_OVERRIDE, KILL, SETGID, SETUID: to give code another user, and to remain its master.
+CAPABILITIES_OVER_OTHERS = (0, 1, 5, 6, 7)
 
 AF_UNIX, SOCK_STREAM = 1, 1
 

@@ -293,8 +293,26 @@ class _Supervisor:
         """Let the kernel end it by CPU time too, of which one thread can't use more than there is wall time."""
         # The number of a process's clock: MAKE_PROCESS_CPUCLOCK of the kernel's linux/posix-timers.h.
         used = time.clock_gettime(~pid << 3 | 2)
-        _soft, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
-        resource.prlimit(pid, resource.RLIMIT_CPU, (int(used + timeout) + 2, hard))
+        seconds = int(used + timeout) + 2
+        if self._user is None:
+            _limit_cpu(pid, seconds)
+            return
+        # Limits of another user's process take a capability that root in a container seldom has; those of one's own
+        # don't, and the real user decides.
+        os.setresgid(self._user, -1, -1)
+        os.setresuid(self._user, -1, -1)
+        try:
+            _limit_cpu(pid, seconds)
+        finally:
+            os.setresuid(0, -1, -1)
+            os.setresgid(os.getegid(), -1, -1)
+
+
+def _limit_cpu(pid: int, seconds: int) -> None:
+    _soft, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
+    resource.prlimit(
+        pid, resource.RLIMIT_CPU, (seconds if hard == resource.RLIM_INFINITY else min(seconds, hard), hard)
+    )
 
 
 def _how_it_ended(interpreter: _Interpreter) -> str:
