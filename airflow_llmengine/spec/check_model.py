@@ -48,8 +48,9 @@ def model_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal
     yield from _tool_call_refusals(model)
     yield from _translation_refusals(model)
     yield from _swap_space_refusals(request)
-    if model.skip_tokenizer_init and request.content is not None:
-        reason = "works from token ids to token ids, and the prompts of content are text"
+    if model.skip_tokenizer_init and (request.content is not None or request.tool_config is not None):
+        name = "content" if request.content is not None else "tool_config"
+        reason = f"works from token ids to token ids, and {name} is about text"
         yield Refusal("model_config.skip_tokenizer_init", reason, "leave it out, or give records with token ids")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from airflow_llmengine.spec.check_record import Fault, model_faults, size_faults
+from airflow_llmengine.spec.check_without_tokenizer import tokenizer_faults
 from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -30,7 +31,7 @@ def check_pooling_record(
             faults += _side_faults(record)
         case RerankRequest():
             faults += [*_empty_texts("query", record.query), *_empty_texts("documents", record.documents)]
-    faults += [*_truncation_faults(record), *size_faults(record)]
+    faults += [*_truncation_faults(record), *size_faults(record), *tokenizer_faults(record, request)]
     if record.model is not None:
         faults += model_faults(record.model, request)
     return (faults[0][0], "; ".join(prefix + sentence for _, sentence in faults)) if faults else None

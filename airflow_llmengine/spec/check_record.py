@@ -12,6 +12,7 @@ from typing import Any
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.check_beam_search import beam_search_faults
 from airflow_llmengine.spec.check_chat import chat_faults
+from airflow_llmengine.spec.check_without_tokenizer import tokenizer_faults
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType, RecordFault
@@ -45,7 +46,7 @@ def check_record(
         None if it can be run. Otherwise all that is wrong in one sentence, under the type of the first fault.
     """
     found = chat_faults(record) if isinstance(record, ChatCompletionV2Request) else _prompt_faults(record)
-    faults = [*found, *size_faults(record), *structure_faults(record)]
+    faults = [*found, *size_faults(record), *structure_faults(record), *tokenizer_faults(record, request)]
     if record.model is not None:
         faults += model_faults(record.model, request)
     for name in sorted(_RULES.keys() & record.model_fields_set):

@@ -149,7 +149,7 @@ class CreateBatchCompletionsV1ModelConfig(WireModel):
     gpu_memory_utilization: Annotated[float | None, number()] = None
     """Share of the GPU's memory that the engine may take, from 0 to 1."""
     swap_space: Annotated[float | None, number()] = None
-    """GiB of CPU memory for each GPU to swap to. Gone from vLLM."""
+    """GiB of CPU memory for each GPU to swap to; a part of vLLM's ``kv_offloading_size``, which is that of all GPUs."""
     cache_dtype: Annotated[str | None, TEXT] = None
     """Data type of the KV cache: vLLM's ``kv_cache_dtype``."""
     num_gpu_blocks_override: Annotated[int | None, integer()] = None

@@ -23,6 +23,7 @@ from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTask
 from airflow_llmengine.operators.worker_pod import DEFAULTS
 from airflow_llmengine.retry_policy import LLMEngineRetryPolicy
 from airflow_llmengine.sensors.batch_completions import LLMEngineBatchCompletionsSensor
+from airflow_llmengine.spec.engine_args import SERVING_ARGUMENTS
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1Request,
@@ -171,3 +172,8 @@ def test_the_groups_page_says_where_arguments_go() -> None:
     said = DOCS.joinpath("task_group.md").read_text()
     names = {*task_group._OF_ALL_TASKS, *task_group._OF_PLAN, *task_group._OF_COLLECT, *task_group._OF_GPU_PODS}
     assert [name for name in sorted(names) if f"`{name}`" not in said] == []
+
+
+def test_the_operators_page_names_the_serving_arguments_that_engine_args_takes() -> None:
+    section = DOCS.joinpath("operator.md").read_text().split("### Further arguments of vLLM")[1].split("\n- ")[0]
+    assert set(re.findall(r"`([a-z_]+)`", section)) - {"engine_args"} == SERVING_ARGUMENTS

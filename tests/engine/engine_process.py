@@ -1,6 +1,6 @@
 """A process with an engine of its own, as a worker is one: it answers some records, and then waits for its end.
 
-    python engine_process.py CHECKPOINT [CHAT_TEMPLATE]
+    python engine_process.py CHECKPOINT [CHAT_TEMPLATE | --without-tokenizer]
 
 Prints one JSON line: its engine's processes, and the answers.
 """
@@ -43,24 +43,38 @@ def tell(value: Any) -> None:
     sys.stdout.flush()
 
 
+RECORDS = (
+    chat("Hello?"),
+    completion(CAPITAL),
+    completion(CAPITAL, temperature=None),
+    completion(CAPITAL, temperature=None),
+    completion(CAPITAL, temperature=1.9, top_k=-1, seed=1),
+    completion([5] * (LIMIT - 1), max_tokens=9),
+    completion([5] * LIMIT, max_tokens=9),
+)
+
+CAPITAL_IDS = [504, 3575, 282, 4649, 314]
+"""``CAPITAL`` as the small model's tokenizer writes it."""
+
+RECORDS_OF_IDS = (
+    completion(CAPITAL_IDS),
+    completion([CAPITAL_IDS, [5, 6]], n=2, seed=1, stop_token_ids=[7]),
+    completion([5] * LIMIT, max_tokens=9),
+)
+
+
 async def main(checkpoint: Path) -> None:
-    # One word: such a template could be taken for the name of a file.
-    template = {"chat_template": sys.argv[2]} if len(sys.argv) > 2 else {}
-    engine = VLLMEngine(job(checkpoint, max_model_len=LIMIT, **template))
+    settings: dict[str, Any] = {}
+    records: tuple[Record, ...] = RECORDS
+    if "--without-tokenizer" in sys.argv:
+        settings, records = {"skip_tokenizer_init": True}, RECORDS_OF_IDS
+    elif len(sys.argv) > 2:
+        # One word: such a template could be taken for the name of a file.
+        settings = {"chat_template": sys.argv[2]}
+    engine = VLLMEngine(job(checkpoint, max_model_len=LIMIT, **settings))
     await engine.start()
     processes = engine_processes()
-    answers = [
-        await outcome(engine, record)
-        for record in (
-            chat("Hello?"),
-            completion(CAPITAL),
-            completion(CAPITAL, temperature=None),
-            completion(CAPITAL, temperature=None),
-            completion(CAPITAL, temperature=1.9, top_k=-1, seed=1),
-            completion([5] * (LIMIT - 1), max_tokens=9),
-            completion([5] * LIMIT, max_tokens=9),
-        )
-    ]
+    answers = [await outcome(engine, record) for record in records]
     tell({"processes": processes, "answers": answers})
     # What the test does meanwhile: it kills the engine's processes, or this one.
     for line in sys.stdin:

@@ -23,8 +23,8 @@ from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.weights.local import DIGEST_PREFIX
 from tests.engine.conftest import RunningEngine, engine_processes
-from tests.engine.engine_process import LIMIT
-from tests.engine.records import CAPITAL, job, v1
+from tests.engine.engine_process import CAPITAL_IDS, LIMIT
+from tests.engine.records import CAPITAL, completion, job, v1
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
@@ -158,8 +158,20 @@ def test_a_dead_engine_is_told_and_leaves_nothing(engine_process: Callable[..., 
     assert gone_within(worker, 10)
 
 
-def test_stop_leaves_no_process(engine_process: Callable[..., EngineProcess]) -> None:
-    worker = engine_process()
+def test_an_engine_without_a_tokenizer_answers_ids_with_ids_and_its_stop_leaves_no_process(
+    engine_process: Callable[..., EngineProcess], running: RunningEngine
+) -> None:
+    worker = engine_process("--without-tokenizer")
+    first, several, too_long = worker.answers
+    told = running.answer(completion(CAPITAL)).body["choices"][0]
+    assert running.engine._started().client.get_tokenizer().encode(CAPITAL) == CAPITAL_IDS
+    (choice,) = first["choices"]
+    assert running.engine._started().client.get_tokenizer().decode(choice["token_ids"]) == told["text"]
+    assert (choice["text"], choice["finish_reason"]) == ("", told["finish_reason"])
+    assert "prompt_token_ids" not in choice
+    assert [len(each["token_ids"]) > 0 for each in several["choices"]] == [True] * 4
+    assert too_long[1] == RecordErrorType.CONTEXT_LENGTH_EXCEEDED
+
     assert worker.tell("stop")["left"] == []
     assert gone_within(worker, 0)
     _rest, log = worker.process.communicate(timeout=30)

@@ -190,6 +190,9 @@ class VLLMEngine:
             answer = serving.answer_chat
         else:
             body = completion_request(request, self._model, serving.completion_request.model_fields)
+            if self._request.model_cfg.skip_tokenizer_init:
+                # The text is empty: there is nothing else to tell an answer by.
+                body["return_token_ids"] = True
             answer = serving.answer_completion
         sampled = isinstance(request, CompletionV2Request | ChatCompletionV2Request)
         candidates = Candidates.of(request, serving.sampling) if sampled else None

@@ -28,7 +28,7 @@ _NULL_IN_A_CHOICE = ("logprobs", "finish_reason")
 _NULL_IN_A_MESSAGE = ("content", "refusal")
 """Fields that the API has also when they are null."""
 
-_NOT_ASKED_FOR = ("prompt_logprobs", "routed_experts")
+_NOT_ASKED_FOR = ("prompt_logprobs", "prompt_token_ids", "routed_experts")
 """Fields of a choice that vLLM adds to the API; the prompt's log probabilities stand in ``logprobs`` with ``echo``."""
 
 

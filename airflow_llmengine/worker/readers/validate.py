@@ -18,6 +18,7 @@ from airflow_llmengine.spec.batch_line import BatchLine, BatchRecord
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.check_pooling_record import check_pooling_record
 from airflow_llmengine.spec.check_record import check_record
+from airflow_llmengine.spec.check_without_tokenizer import needs_text
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.pooling import PoolingFields
@@ -73,7 +74,7 @@ def to_record(
         return raw.error
     try:
         if content is not None:
-            return _prompt_record(raw, content)
+            return _prompt_record(raw, request, content)
         if is_batch_line(raw.value):
             return _batch_record(raw, request)
         if not isinstance(raw.value, dict):
@@ -103,11 +104,15 @@ def custom_id_of(value: Any) -> str | None:
     return custom_id if isinstance(custom_id, str) and custom_id else None
 
 
-def _prompt_record(raw: RawRecord, content: CreateBatchCompletionsV1RequestContent) -> Record:
+def _prompt_record(
+    raw: RawRecord, request: CreateBatchCompletionsV1Request, content: CreateBatchCompletionsV1RequestContent
+) -> Record:
     if not isinstance(raw.value, str):
         raise _invalid(f"a prompt must be a string, not {_kind(raw.value)}")
     if not raw.value:
         raise _RefusedError(RecordErrorType.EMPTY_PROMPT, "the prompt is empty")
+    if request.model_cfg.skip_tokenizer_init:
+        raise _RefusedError(*needs_text("the prompt"))
     return Record(raw.index, raw.location, PromptRecord(raw.value, content), size=raw.size)
 
 

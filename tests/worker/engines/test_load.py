@@ -87,7 +87,7 @@ def test_an_engine_that_takes_no_arguments_is_given_none() -> None:
     class Plain:
         name = "plain"
 
-    def make(_request: CreateBatchCompletionsV1Request) -> Engine:
+    def make(request: CreateBatchCompletionsV1Request) -> Engine:
         return Plain()  # type: ignore[return-value]
 
     assert with_engine_args(make, {})(REQUEST).name == "plain"

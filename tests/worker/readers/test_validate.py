@@ -70,6 +70,14 @@ def test_a_v1_prompt_shares_the_parameters() -> None:
     assert record.request == PromptRecord("{{ text }}", CONTENT)
 
 
+def test_a_v1_prompt_is_text_and_refused_where_there_is_no_tokenizer() -> None:
+    model = REQUEST.model_cfg.model_copy(update={"skip_tokenizer_init": True})
+    error = to_record(raw("text"), REQUEST.model_copy(update={"model_cfg": model}), CONTENT)
+    assert isinstance(error, RecordError)
+    assert error.type is RecordErrorType.UNSUPPORTED
+    assert "the prompt: is text, and with skip_tokenizer_init" in error.message
+
+
 def test_what_could_not_be_read_stays_the_error_that_it_is() -> None:
     error = RecordError(type=RecordErrorType.INVALID_JSON, message="as it was", index=3, custom_id="c")
     broken = RawRecord(index=3, location="line 4", value=None, size=1, error=error)
