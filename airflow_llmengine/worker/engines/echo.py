@@ -172,8 +172,11 @@ class EchoEngine:
                 "total_tokens": words * (copies + 1),
             },
         }
+        metadata = dict(request.metadata or {}) if isinstance(request, ChatCompletionV2Request) else {}
         if request.user is not None:
-            body["metadata"] = {"user": request.user}
+            metadata["user"] = request.user
+        if metadata:
+            body["metadata"] = metadata
         return Answer(body, words, words * copies, truncated=is_truncated(request, body["choices"]))
 
 
