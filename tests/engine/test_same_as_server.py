@@ -56,10 +56,14 @@ pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default"), pytest.
 NUMERICS = 1e-3
 
 SERVER = (
-    *("--served-model-name=small", "--dtype=float32", "--enforce-eager", "--trust-request-chat-template"),
+    *("--served-model-name=small", "--dtype=float32", "--enforce-eager"),
     *(f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=32"),
+    *("--enable-auto-tool-choice", "--tool-call-parser=hermes", "--trust-request-chat-template"),
 )
-"""The settings of ``records.job``."""
+"""The settings of ``records.job``, and those that the shared engine has besides."""
+
+TOOLS = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+ENGINE_ARGS = {"trust_request_chat_template": True}
 
 OPINIONATED = {
     "do_sample": True,
@@ -106,13 +110,13 @@ Answering = Callable[[str], list[Json]]
 
 def both(model: Path, contents: list[Json], records: list[Json], answering: Answering) -> Run:
     """Let both answer."""
+    # One after the other: each engine takes gigabytes.
+    v1 = [element for content in contents for element in answering(json.dumps(content))]
+    v2 = answering("".join(json.dumps(record) + "\n" for record in records))
+    bodies = [body for content in contents for body in api_requests_of_content(content)]
     with tempfile.TemporaryDirectory() as folder:
         server = ApiServer(model, Path(folder), *SERVER)
         try:
-            # It starts meanwhile.
-            v1 = [element for content in contents for element in answering(json.dumps(content))]
-            v2 = answering("".join(json.dumps(record) + "\n" for record in records))
-            bodies = [body for content in contents for body in api_requests_of_content(content)]
             servers_v1 = server.answers([(COMPLETIONS, body) for body in bodies])
             servers_v2 = server.answers([api_request(record) for record in records])
         finally:
@@ -148,7 +152,7 @@ def opinionated(quickstart_model: Path, tmp_path_factory: pytest.TempPathFactory
             (model / path.name).symlink_to(path)
 
     def answering(text: str) -> list[Json]:
-        return output(tmp_path_factory.mktemp("job"), job(model), text)
+        return output(tmp_path_factory.mktemp("job"), job(model, **TOOLS), text)
 
     generator = Generator(2, greedy=False)
     return both(model, generator.contents(1, 30), [*generator.records(92, 54), *SPECIAL, *REFUSED], answering)
@@ -183,7 +187,10 @@ def output(folder: Path, request: CreateBatchCompletionsV1Request, text: str) ->
     given = {**request.given(), "input_data_path": str(folder / "input"), "output_data_path": str(folder / "output")}
     (folder / "request").write_text(json.dumps(given))
     worker = subprocess.run(
-        [sys.executable, "-m", "airflow_llmengine.worker", "run", str(folder / "request")],
+        [
+            *(sys.executable, "-m", "airflow_llmengine.worker", "run", str(folder / "request")),
+            *("--engine-args", json.dumps(ENGINE_ARGS)),
+        ],
         env={**os.environ, "LLMENGINE_ENGINE": "vllm", "VLLM_CPU_KVCACHE_SPACE": "1"},
         capture_output=True,
         text=True,
@@ -245,7 +252,7 @@ def test_v1_results_are_the_servers(run: Run) -> None:
 
 def test_v2_results_are_the_servers(run: Run) -> None:
     answered = run.records[: -len(REFUSED)]
-    assert len(answered) == 158
+    assert len(answered) == 159
     assert [(pair.record, pair.servers) for pair in answered if pair.status != 200] == []
     assert [(pair.record, pair.ours["error"]) for pair in answered if "error" in pair.ours] == []
     found = [(pair.record, each) for pair in answered for each in differences(pair.ours, pair.servers)]

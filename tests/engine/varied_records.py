@@ -232,6 +232,13 @@ SPECIAL: tuple[Json, ...] = (
     },
     {"prompt": "{", "response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 5},
     {"messages": _IN_OSLO, "tools": [_WEATHER], "tool_choice": "none", "temperature": 0, "max_tokens": 8},
+    {
+        "messages": _IN_OSLO,
+        "tools": [_WEATHER],
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+        "temperature": 0,
+        "max_tokens": 60,
+    },
     {"prompt": "The first month is", "use_beam_search": True, "n": 2, "temperature": 0, "max_tokens": 6},
     {
         "prompt": ["A week has", "A year has"],
