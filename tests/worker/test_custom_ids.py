@@ -75,6 +75,11 @@ def test_an_answer_and_an_error_of_one_name_are_two_lines_of_it() -> None:
 def test_records_that_are_no_batch_lines_have_no_names() -> None:
     assert found([None, None], is_batch_line=False).repeated == 0
     assert found(["a", "a"], is_batch_line=False, failed=True).repeated == 0
+    # What looks like one may be the user's own.
+    chat = b'{"id":"chatcmpl-1","metadata":{"kind":"x","custom_id":"a"},"response":null}'
+    custom_ids = CustomIds()
+    custom_ids.add(0, [chat, chat])
+    assert custom_ids.repeated == 0
 
 
 def test_long_names_take_no_more_memory_than_short_ones() -> None:
