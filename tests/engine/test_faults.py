@@ -145,14 +145,6 @@ def test_what_vllm_refuses_is_told_in_its_words(running: RunningEngine, record: 
     assert named in error.message
 
 
-@pytest.mark.parametrize("name", ["guided_regex", "guided_choice", "guided_json", "guided_grammar"])
-def test_a_field_that_vllm_would_ignore_is_refused(running: RunningEngine, name: str) -> None:
-    value: Any = {"guided_choice": ["a"], "guided_json": {}}.get(name, "a")
-    error = rejected(running, completion(CAPITAL, **{name: value}))
-    assert error.error_type is RecordErrorType.UNSUPPORTED
-    assert name in error.message
-
-
 def test_no_log_line_shows_a_prompt_or_an_answer(
     running: RunningEngine, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

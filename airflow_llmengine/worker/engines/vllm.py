@@ -55,6 +55,7 @@ from airflow_llmengine.worker.engines.vllm_records import (
     v1_answer,
     v2_answer,
 )
+from airflow_llmengine.worker.engines.vllm_structure import STRUCTURE_LIBRARY, require_followed
 from airflow_llmengine.worker.engines.vllm_writing import VLLMWriter
 from airflow_llmengine.worker.engines.writing import Writer
 from airflow_llmengine.worker.records import PromptRecord, Record
@@ -194,8 +195,10 @@ class VLLMEngine:
                 # The text is empty: there is nothing else to tell an answer by.
                 body["return_token_ids"] = True
             answer = serving.answer_completion
-        sampled = isinstance(request, CompletionV2Request | ChatCompletionV2Request)
-        candidates = Candidates.of(request, serving.sampling) if sampled else None
+        candidates = None
+        if isinstance(request, CompletionV2Request | ChatCompletionV2Request):
+            require_followed(request, serving.client.vllm_config.structured_outputs_config.backend)
+            candidates = Candidates.of(request, serving.sampling)
         if candidates is not None:
             body = candidates.asked(body)
         dumped = await serving.answered(answer, body)
@@ -354,6 +357,9 @@ def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple
     )
     if config.model_config.multimodal_config is None:
         # vLLM would not even look at them.
+    if config.structured_outputs_config.backend == "auto" and config.model_config.tokenizer_mode != "mistral":
+        # Mistral's own tokenizer has tool calls that only vLLM's own choice knows.
+        config.structured_outputs_config.backend = STRUCTURE_LIBRARY
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
             if arguments.get(name):
                 raise ValueError(f"model_config.{name} has no effect: the model takes text only; leave it out")

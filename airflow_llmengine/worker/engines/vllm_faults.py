@@ -13,6 +13,7 @@ from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.engines.base import RecordRejectedError
 from airflow_llmengine.worker.engines.vllm_pooling_records import TEXT_FIELDS
 from airflow_llmengine.worker.engines.vllm_records import texts
+from airflow_llmengine.worker.engines.vllm_structure import failed_on_structure, structure_fault, structure_texts
 
 _TOO_LONG = re.compile(r"maximum context length|maximum model length")
 _NO_ROOM = "max_tokens must be at least 1, got 0"
@@ -46,6 +47,8 @@ class Fault:
     """vLLM's own words; they may quote the record."""
     tokens_matter: bool = False
     """Whether the number of the prompt's tokens may be what is wrong."""
+    gave_up: bool = False
+    """Whether vLLM began with it, and its engine did not go on."""
 
 
 def fault_of(kinds: Collection[str], message: str, status: int) -> Fault:
@@ -60,7 +63,7 @@ def fault_of(kinds: Collection[str], message: str, status: int) -> Fault:
     if "ChatTemplateResolutionError" in kinds:
         return Fault(RecordErrorType.MISSING_CHAT_TEMPLATE, message)
     if status >= _SERVER_ERROR:
-        return Fault(RecordErrorType.INTERNAL, message)
+        return Fault(RecordErrorType.INTERNAL, message, gave_up="GenerationError" in kinds)
     if _TOO_LONG.search(message):
         return Fault(RecordErrorType.CONTEXT_LENGTH_EXCEEDED, message, tokens_matter=True)
     if _MORE_THAN_FITS.search(message):
@@ -105,7 +108,9 @@ def rejection(
         )
     if fault.kind is RecordErrorType.EMPTY_PROMPT:
         return RecordRejectedError(fault.kind, "the prompt has no tokens")
-    said = _without_quotes(fault.message, body)
+    if fault.gave_up and (said := failed_on_structure(body)) is not None:
+        return RecordRejectedError(RecordErrorType.REJECTED_BY_ENGINE, said)
+    said = _without_quotes(structure_fault(fault.message, body) or fault.message, body)
     if said is None:
         said = (
             "vLLM failed on it and says nothing that can be shown"
@@ -129,6 +134,7 @@ def _private_texts(body: Mapping[str, Any]) -> Iterator[str]:
     for message in body.get("messages", ()):
         # What a message says, and not its role, which vLLM may name.
         yield from texts([value for name, value in message.items() if name != "role"])
+    yield from texts(list(structure_texts(body)))
 
 
 def _quotes(text: str, private: str) -> bool:
