@@ -300,6 +300,8 @@ def _load(arguments: Mapping[str, Any], needs_template_as: str | None = None) ->
             enable_log_requests=parsed.enable_log_requests,
             disable_log_stats=parsed.disable_log_stats,
         )
+    except EngineUnavailableError:
+        raise
     except (ValueError, TypeError, NotImplementedError) as error:
         # Raised in this process, so by what reads the settings: the tokenizer's, for example.
         raise EngineUnavailableError(f"vLLM refuses the settings of the engine: {_first_line(error)}") from error
@@ -355,11 +357,11 @@ def _configure(arguments: Mapping[str, Any], *, headless: bool = False) -> tuple
     config = AsyncEngineArgs.from_cli_args(parsed).create_engine_config(
         usage_context=UsageContext.LLM_CLASS, headless=headless
     )
-    if config.model_config.multimodal_config is None:
-        # vLLM would not even look at them.
     if config.structured_outputs_config.backend == "auto" and config.model_config.tokenizer_mode != "mistral":
         # Mistral's own tokenizer has tool calls that only vLLM's own choice knows.
         config.structured_outputs_config.backend = STRUCTURE_LIBRARY
+    if config.model_config.multimodal_config is None:
+        # vLLM would not even look at them.
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
             if arguments.get(name):
                 raise ValueError(f"model_config.{name} has no effect: the model takes text only; leave it out")
