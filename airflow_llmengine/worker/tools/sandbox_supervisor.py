@@ -113,7 +113,8 @@ class _Interpreter:
     def close(self) -> None:
         """Kill it, if it is still there, and close the pipes."""
         if not self.ended():
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # It ended before it had a group of its own.
+                os.killpg(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
         for descriptor in (self.code, self.output, self.done):
             os.close(descriptor)
@@ -179,6 +180,8 @@ class _Supervisor:
             self._become_interpreter(parent, code, output_writer, done_writer)
         for descriptor in (code, output_writer, done_writer):
             os.close(descriptor)
+        with contextlib.suppress(OSError):  # Whichever comes first; nobody may be ended or stopped with it.
+            os.setpgid(pid, pid)
         interpreter = _Interpreter(pid, code_writer, output, done)
         for descriptor in (code_writer, output, done):
             os.set_blocking(descriptor, False)
@@ -187,13 +190,14 @@ class _Supervisor:
             interpreter.close()
             message = greeting.decode("utf-8", "replace") or "The interpreter of a completion's code did not start."
             raise CanNotSealError(message)
-        os.kill(pid, signal.SIGSTOP)
+        os.killpg(pid, signal.SIGSTOP)
         self._interpreter = interpreter
         return interpreter
 
     def _become_interpreter(self, parent: int, code: int, output: int, done: int) -> NoReturn:
         try:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setpgid(0, 0)
             code, output, done = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 20) for descriptor in (code, output, done))
             null = os.open(os.devnull, os.O_RDONLY)
             os.dup2(null, 0)
@@ -224,7 +228,7 @@ class _Supervisor:
         waiting = memoryview(struct.pack("<I", len(code)) + code)
         deadline = time.monotonic() + timeout
         look = 0.0
-        os.kill(interpreter.pid, signal.SIGCONT)
+        os.killpg(interpreter.pid, signal.SIGCONT)
         poll = select.poll()
         poll.register(0, select.POLLIN)
         poll.register(interpreter.output, select.POLLIN)
@@ -267,7 +271,7 @@ class _Supervisor:
             run.error = _how_it_ended(interpreter)
         else:
             # It computes nothing between runs, neither by timers nor by having lied.
-            os.kill(interpreter.pid, signal.SIGSTOP)
+            os.killpg(interpreter.pid, signal.SIGSTOP)
             run.succeeded = said == SUCCEEDED
         ended = run.error
         while run.error in (None, ended) and select.select([interpreter.output], [], [], 0)[0]:

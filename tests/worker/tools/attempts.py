@@ -154,6 +154,7 @@ FILES = {
     "secret": _read("SECRET_FILE"),
     "secret-beside-scratch": _read("'../' + SECRET_BESIDE"),
     "up-and-up": _read("'../' * 20 + SECRET_FILE[1:]"),
+    "service-account": _read("'/var/run/secrets/kubernetes.io/serviceaccount/token'", "Error"),
     "own-environment": _read("'/proc/self/environ'"),
     "environment-of-worker": _read("f'/proc/{WORKER}/environ'"),
     "environment-of-first": _read("'/proc/1/environ'"),
@@ -219,7 +220,7 @@ FILES = {
     ),
     "write-library": _escape("import os\nopen(os.__file__, 'a')", "Permission denied"),
     "new-file-in-library": _escape(
-        "import os\nopen(os.path.dirname(os.__file__) + '/json/mine.py', 'w')", "Permission denied"
+        "import os\nopen(os.path.dirname(os.__file__) + '/json/mine.py', 'w')", "Error"
     ),
 }
 

@@ -15,9 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from airflow_llmengine.worker.tools.code_runner import CodeOutput
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from tests.worker.tools.attempts import ESCAPED, Attempt
 
 SECRET = "the-secret-of-the-worker"
+ENDLESS = 0.3
+"""Timeout of attempts that never end, in seconds."""
+
+PATIENCE = 60.0
+"""Timeout of all others, in seconds: a machine may be busy."""
+
 VARIABLE = "LLMENGINE_TEST_SECRET"
 
 
@@ -120,6 +127,20 @@ class Surroundings:
         watched = ("st_mode", "st_uid", "st_nlink", "st_size", "st_mtime_ns")
         if [getattr(status, name) for name in watched] != [getattr(self._victim_status, name) for name in watched]:
             yield "a file was changed"
+
+    async def try_it(self, attempt: Attempt, runner: SandboxedPython) -> list[str]:
+        """Run an attempt, and a block after it; gives what is wrong afterwards."""
+        named = await runner.run(self.names, PATIENCE)
+        if named.failed:
+            return [f"its names: {named.text}"]
+        endless = attempt.says in ("", "TimeoutError")
+        output = await runner.run(attempt.code, ENDLESS if endless else PATIENCE)
+        faults = self.faults(attempt, output)
+        await runner.forget()
+        after = await runner.run("import os\nos.listdir(), 6 * 7", PATIENCE)
+        if after.failed or after.text != "([], 42)\n":
+            faults.append(f"the next block gives {after.text}")
+        return [*faults, output.text[-500:]] if faults else []
 
     def left_over(self) -> list[str]:
         """What closed sandboxes have left behind: their folders, and processes."""

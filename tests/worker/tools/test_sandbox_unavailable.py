@@ -63,8 +63,8 @@ def landlock_create_ruleset(error: int) -> str:
 def test_a_kernel_without_landlock_is_said() -> None:
     assert landlock_create_ruleset(errno.ENOSYS) == (
         "The kernel's Landlock, which shuts code off from files, can't be used: take a node with Linux 5.13 or newer,"
-        " and a container runtime whose seccomp profile RuntimeDefault lets landlock_create_ruleset through (Function not"
-        " implemented).\n"
+        " and a container runtime whose seccomp profile RuntimeDefault lets landlock_create_ruleset through (Function"
+        " not implemented).\n"
     )
 
 
