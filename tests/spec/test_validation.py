@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from airflow_llmengine.spec.batch_line import BatchLine
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
+from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.scoring import PAIRS, RerankRequest, ScoreRequest
 from airflow_llmengine.spec.validation import RequestInvalidError, parse_request, record_error_of, refusals_of
 from airflow_llmengine.spec.wire_model import WireModel
 from tests.spec.sample_requests import content_with, lines_of, request_with
@@ -199,6 +201,10 @@ def test_the_users_text_is_in_no_message_of_a_request(fields: dict[str, Any]) ->
         (ChatCompletionV2Request, {"messages": [{"role": "user", "content": [SECRET, 3]}]}),
         (BatchLine, {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": SECRET}),
         (BatchLine, SECRET),
+        (EmbeddingRequest, {"input": {"text": SECRET}, "encoding_format": SECRET, "dimensions": SECRET}),
+        (EmbeddingRequest, {"input": [1, SECRET], "messages": [{"role": "user", "content": SECRET}]}),
+        (ScoreRequest, {"queries": {"content": SECRET}, "documents": [SECRET, 3], "truncation_side": SECRET}),
+        (RerankRequest, {"query": [SECRET], "documents": {"a": SECRET}, "top_n": SECRET}),
         (CreateBatchCompletionsV1Request, SECRET),
         (CreateBatchCompletionsV1RequestContent, {"prompts": SECRET}),
     ],
@@ -213,8 +219,10 @@ def test_nor_in_the_repr_of_what_was_read() -> None:
     )
     record = CompletionV2Request.model_validate({"prompt": SECRET, "suffix": SECRET})
     chat = ChatCompletionV2Request.model_validate({"messages": [{"role": "user", "content": SECRET}]})
+    pooled = [EmbeddingRequest(input=SECRET), RerankRequest(query=SECRET, documents=SECRET)]
+    pooled += [ScoreRequest.model_validate(dict.fromkeys(pair, SECRET)) for pair in PAIRS]
     assert request.content is not None
-    assert SECRET not in f"{request!r} {request} {request.content!r} {record!r} {chat!r}"
+    assert SECRET not in f"{request!r} {request} {request.content!r} {record!r} {chat!r} {pooled!r}"
 
 
 @pytest.mark.parametrize(
@@ -222,6 +230,9 @@ def test_nor_in_the_repr_of_what_was_read() -> None:
     [
         (CompletionV2Request, {"prompt": "x\ud800y"}, "prompt"),
         (CompletionV2Request, {"prompt": ["a", "x\ud800y"]}, "prompt[1]"),
+        (EmbeddingRequest, {"input": ["a", "x\ud800y"]}, "input[1]"),
+        (ScoreRequest, {"queries": "\ud800", "documents": "b"}, "queries"),
+        (RerankRequest, {"query": "a", "documents": ["b", "\udc00"]}, "documents[1]"),
         (CompletionV2Request, {"prompt": "a", "stop": "\udc00"}, "stop"),
         (CompletionV2Request, {"prompt": "a", "stop": ["b", "\udc00"]}, "stop[1]"),
         (CompletionV2Request, {"prompt": "a", "guided_json": {"a": [{"b": "\ud800"}]}}, "guided_json.a[0].b"),
