@@ -93,6 +93,8 @@ CONTENT_FIELDS = _by_name(
 )
 """Of a V1 content, in vLLM's completion request."""
 
+_NEEDS_A_CALL_PARSER = "needs `tool_call_parser` and `enable_auto_tool_choice`, unless the choice is `none`"
+
 _SAMPLING_FIELDS = _by_name(
     _ours(
         "best_of",
@@ -116,7 +118,7 @@ _SAMPLING_FIELDS = _by_name(
     ),
     _ours("guided_decoding_backend", "an error unless it is `auto` or the engine's own: vLLM has one for all records"),
     _refused("guided_whitespace_pattern", "nothing in today's vLLM reads it"),
-    _ours("model", "vLLM gets the served name"),
+    _ours("model", "vLLM gets the served name; another model's is an error"),
     _noted("seed", "-1, by which vLLM means none, is an error"),
     _refused("stream", "a batch has no stream"),
     _refused("stream_options", "a batch has no stream, and every result has its usage"),
@@ -134,14 +136,22 @@ COMPLETION_FIELDS = _SAMPLING_FIELDS | _by_name(
 CHAT_FIELDS = (
     _SAMPLING_FIELDS
     | _by_name(
-        _same("messages", "logprobs", "max_completion_tokens", "tools", "tool_choice", "parallel_tool_calls"),
-        _same("reasoning_effort", "include_reasoning", "add_special_tokens", "echo", "add_generation_prompt"),
-        _same("continue_final_message", "chat_template_kwargs", "documents"),
+        _same("logprobs", "parallel_tool_calls", "add_special_tokens", "echo", "add_generation_prompt"),
+        _noted("messages", "what is not text is an error unless the model takes it"),
+        _noted("max_completion_tokens", "an error if `max_tokens` is given and differs"),
+        _noted("tools", _NEEDS_A_CALL_PARSER),
+        _noted("tool_choice", _NEEDS_A_CALL_PARSER),
+        _noted("reasoning_effort", "an error where neither the template nor a `reasoning_parser` reads it"),
+        _noted("include_reasoning", "`false` is an error without a `reasoning_parser` in `engine_args`"),
+        _noted("continue_final_message", "`add_generation_prompt` is `false` then"),
+        _noted("chat_template_kwargs", "a value that the template does not read is an error"),
+        _noted("documents", "an error if the template does not read them"),
         _noted("chat_template", "an error unless `engine_args` has `trust_request_chat_template`"),
         _noted("mm_processor_kwargs", "an error unless `engine_args` has `trust_request_mm_kwargs`"),
         _noted("media_io_kwargs", "an error unless `engine_args` has `trust_request_mm_kwargs`"),
-        _same("prompt_logprobs", "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "truncation_side"),
-        _same("return_token_ids", "thinking_token_budget"),
+        _same("prompt_logprobs", "bad_words", "allowed_token_ids", "truncate_prompt_tokens", "return_token_ids"),
+        _noted("truncation_side", "an error without `truncate_prompt_tokens`"),
+        _noted("thinking_token_budget", "an error without a `reasoning_parser` in `engine_args`"),
         _noted("top_logprobs", "an error without `logprobs`"),
         _noted("logit_bias", "from -100 to 100 each"),
         _noted("max_tokens", "0 is an error"),
@@ -152,13 +162,16 @@ CHAT_FIELDS = (
 """Of a chat record, in vLLM's chat request."""
 
 _POOLING_FIELDS = _by_name(
-    _ours("model", "vLLM gets the served name"),
+    _ours("model", "vLLM gets the served name; another model's is an error"),
     _ours("user", "`metadata.user` of the result"),
-    _same("truncate_prompt_tokens", "truncation_side", "use_activation"),
+    _same("truncate_prompt_tokens", "use_activation"),
+    _noted("truncation_side", "an error without `truncate_prompt_tokens`"),
 )
 
 EMBEDDING_FIELDS = _POOLING_FIELDS | _by_name(
-    _same("input", "dimensions", "encoding_format", "embed_dtype", "endianness", "add_special_tokens"),
+    _same("input", "dimensions", "encoding_format", "add_special_tokens"),
+    _noted("embed_dtype", "another than the default is an error without base64"),
+    _noted("endianness", "another than the default is an error without base64"),
 )
 """Of an embedding, in vLLM's request of the same endpoint."""
 

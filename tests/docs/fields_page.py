@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,7 @@ from airflow_llmengine.spec.request import (
     ToolConfig,
 )
 from airflow_llmengine.spec.sampling import JsonSchema, SamplingFields
-from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
+from airflow_llmengine.spec.scoring import PAIRS, RerankRequest, ScoreRequest
 from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.spec.wire_types import Choice, WireType
 from tests.docs.pages import DOCS
@@ -91,12 +92,19 @@ JSON_SCHEMA = {
 """What becomes of the fields below ``response_format.json_schema``."""
 
 TOOL = {
-    "name": "`code_evaluator`, and nothing else",
-    "max_iterations": "afterwards the completion ends as it is",
-    "execution_timeout_seconds": "the run is killed, with all its processes, and the model reads that it was",
-    "should_retry_on_error": "blocks of one completion run in one interpreter, or each in a new one",
+    "name": "`code_evaluator`, and nothing else: [Code that runs while the model writes](code_evaluator.md)",
+    "max_iterations": "at least 1; after that the model writes on without",
+    "execution_timeout_seconds": "at least 1; the error of a longer run stands in the output's place",
+    "should_retry_on_error": "one interpreter for all blocks of a completion, or a new one for each",
 }
 """What becomes of a tool's fields."""
+
+SCORES = (
+    "The body of a line for `/v1/score`. One pair of sides is required: "
+    + ", ".join(f"`{first}` with `{second}`" for first, second in PAIRS)
+    + "."
+)
+"""What is said of a score before its table."""
 
 LINE = {
     "custom_id": "`custom_id` of the result line",
@@ -211,7 +219,7 @@ SECTIONS = (
     ),
     Section("Lines of an OpenAI batch file", "", BatchLine, of(LINE)),
     Section("Embeddings", "The body of a line for `/v1/embeddings`.", EmbeddingRequest, of_record(EMBEDDING_FIELDS)),
-    Section("Scores", "The body of a line for `/v1/score`.", ScoreRequest, of_record(SCORE_FIELDS)),
+    Section("Scores", SCORES, ScoreRequest, of_record(SCORE_FIELDS)),
     Section("Rerankings", "The body of a line for `/v1/rerank`.", RerankRequest, of_record(RERANK_FIELDS)),
 )
 
@@ -231,7 +239,7 @@ def wire_fields(section: Section) -> dict[str, FieldInfo]:
 def _section(section: Section) -> Iterator[str]:
     yield f"## {section.heading}\n"
     if section.text:
-        yield f"{section.text}\n"
+        yield textwrap.fill(section.text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
     yield "| field | meaning | may be | default | becomes |\n|---|---|---|---|---|"
     meanings = _meanings(section.model)
     for name, info in wire_fields(section).items():
