@@ -30,8 +30,8 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
         ValueError: A field was given that can't be passed on.
     """
     arguments: dict[str, Any] = {"model": str(source.directory), "served_model_name": served_name(model)}
-    # Of two names of one thing that of vLLM stands: it is written last.
-    for field in sorted(ENGINE_FIELDS, key=lambda field: not field.is_renamed):
+    # Of two names of one thing both say the same: else the request was refused.
+    for field in ENGINE_FIELDS:
         value = getattr(model, field.name)
         if model.is_given(field.name) and value is not None:
             arguments |= _passed(field, value, model, source)
