@@ -33,6 +33,9 @@ SCHEMA = {
     "$defs": {"kind": {"enum": ["cat", "dog"]}},
 }
 QUESTION = "The answer is"
+ANIMALS = 'An animal: {"name": "Tom", "age": 12, "kind": "cat"}\nAn animal: '
+"""The small model needs to be shown what it is asked for, or may write white space for ever."""
+
 GRAMMAR = 'root ::= "[" digit ("," digit){2} "]"\ndigit ::= [0-9]'
 
 
@@ -86,9 +89,9 @@ def test_each_form_is_kept_to(running: RunningEngine, form: str) -> None:
     fields, fits = FORMS[form]
     free = running.answer(completion(CAPITAL, max_tokens=8))
     answers = running.answers(
-        completion(CAPITAL, max_tokens=90, **fields),
-        completion([CAPITAL, "Once upon a time"], n=2, temperature=1, top_k=1, max_tokens=90, **fields),
-        chat("Tell me of an animal.", max_tokens=90, **fields),
+        completion(ANIMALS, max_tokens=100, **fields),
+        completion([ANIMALS, f"Once more. {ANIMALS}"], n=2, temperature=1, top_k=1, max_tokens=100, **fields),
+        chat(f"Go on. {ANIMALS}", max_tokens=100, **fields),
     )
     assert not fits_or_none(fits, texts(free)[0])
     assert [len(answer.body["choices"]) for answer in answers] == [1, 4, 1]

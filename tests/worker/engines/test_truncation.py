@@ -10,8 +10,8 @@ from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.worker.engines.truncation import is_truncated
 
-CHOICE = {"guided_choice": ["a", "ab", "yes"]}
-OBJECT = {"response_format": {"type": "json_object"}}
+CHOICE: dict[str, Any] = {"guided_choice": ["a", "ab", "yes"]}
+OBJECT: dict[str, Any] = {"response_format": {"type": "json_object"}}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
