@@ -58,7 +58,7 @@ CAPITAL_IDS = [504, 3575, 282, 4649, 314]
 
 RECORDS_OF_IDS = (
     completion(CAPITAL_IDS),
-    completion([CAPITAL_IDS, [5, 6]], n=2, seed=1, stop_token_ids=[7]),
+    completion([CAPITAL_IDS, [5, 6]], n=2, seed=1, temperature=1, stop_token_ids=[7]),
     completion([5] * LIMIT, max_tokens=9),
 )
 
