@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from enum import IntFlag
 
-from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
+from airflow_llmengine.worker.tools.sandbox_syscalls import system_call
 
 __all__ = ["DIRECTORY_ACCESS", "Access", "landlock_abi", "restrict_files"]
 
@@ -71,7 +71,7 @@ def landlock_abi() -> int:
     Raises:
         OSError: It has none, it is switched off, or the system call is refused.
     """
-    return check(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(VERSION_FLAG)))
+    return system_call(CREATE_RULESET, None, 0, VERSION_FLAG)
 
 
 def restrict_files(allowed: Iterable[tuple[str, Access]], *, abi: int) -> None:
@@ -96,15 +96,13 @@ def restrict_files(allowed: Iterable[tuple[str, Access]], *, abi: int) -> None:
         ABSTRACT_SOCKETS_AND_SIGNALS if abi >= SCOPE_VERSION else 0,
     )
     # A kernel takes a longer structure than it knows only if the rest is zero, which it is then.
-    ruleset = check(
-        libc.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.c_size_t(ctypes.sizeof(rules)), ctypes.c_uint32(0))
-    )
+    ruleset = system_call(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     # Code that tries all it can must not fill the node's audit log.
     flags = NO_LOG_FLAG if abi >= LOG_VERSION else 0
     try:
         for path, access in allowed:
             _allow(ruleset, path, access & handled)
-        check(libc.syscall(RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(flags)))
+        system_call(RESTRICT_SELF, ruleset, flags)
     finally:
         os.close(ruleset)
 
@@ -116,14 +114,6 @@ def _allow(ruleset: int, path: str, access: Access) -> None:
         return
     try:
         rule = _PathBeneath(access, parent)
-        check(
-            libc.syscall(
-                ADD_RULE,
-                ctypes.c_int(ruleset),
-                ctypes.c_int(RULE_PATH_BENEATH),
-                ctypes.byref(rule),
-                ctypes.c_uint32(0),
-            )
-        )
+        system_call(ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(parent)

@@ -17,7 +17,7 @@ from pathlib import Path
 from airflow_llmengine.worker.tools.sandbox_landlock import DIRECTORY_ACCESS, Access, landlock_abi, restrict_files
 from airflow_llmengine.worker.tools.sandbox_limits import SandboxLimits
 from airflow_llmengine.worker.tools.sandbox_seccomp import UnknownArchitectureError, filter_system_calls
-from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
+from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc, prctl
 
 __all__ = ["CanNotSealError", "end_with_parent", "hide_memory", "nobody_if_possible", "seal"]
 
@@ -54,14 +54,14 @@ class CanNotSealError(Exception):
 
 def end_with_parent(parent: int, ending: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent ends; at once if that has happened already."""
-    check(libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(ending), 0, 0, 0))
+    prctl(PR_SET_PDEATHSIG, ending)
     if os.getppid() != parent:
         os.kill(os.getpid(), ending)
 
 
 def hide_memory() -> None:
     """Let no other process of the same user read this one's memory or environment, nor trace it."""
-    check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0))
+    prctl(PR_SET_DUMPABLE, 0)
 
 
 def nobody_if_possible() -> int | None:
@@ -96,14 +96,14 @@ def seal(limits: SandboxLimits, *, library: Sequence[str], user: int | None, par
     os.umask(0o077)
     # The engine comes first, when time is short, and stays, when memory is.
     os.setpriority(os.PRIO_PROCESS, 0, 19)
-    check(libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0))  # Otherwise that file is root's.
+    prctl(PR_SET_DUMPABLE, 1)  # Otherwise that file is root's.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
         _drop_privileges(user)
         hide_memory()
         end_with_parent(parent, signal.SIGKILL)
-        check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
         abi = min(_landlock_abi(), limits.landlock_abi)
         restrict_files(_allowed_files(library), abi=abi)
     except OSError as error:
@@ -143,7 +143,7 @@ def _drop_privileges(user: int | None) -> None:
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
     # Another user has none. Who remains root remains the owner of root's files, and nothing more.
-    libc.prctl(PR_CAP_AMBIENT, ctypes.c_ulong(PR_CAP_AMBIENT_CLEAR_ALL), 0, 0, 0)
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     none = (ctypes.c_uint32 * 6)()
     check(libc.capset(ctypes.byref(header), ctypes.byref(none)))
@@ -179,6 +179,8 @@ def _set_limits(limits: SandboxLimits) -> None:
         # Nothing of root's, and no help to a user of whom other processes run: the filter refuses new ones.
         resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_RTPRIO: 0,
+        # Of all processes of the user together: who has that many already can queue no more.
+        resource.RLIMIT_SIGPENDING: 64,
     }.items():
         resource.setrlimit(kind, (most, most))
 

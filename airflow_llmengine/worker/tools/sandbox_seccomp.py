@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
+from airflow_llmengine.worker.tools.sandbox_syscalls import prctl
 
 __all__ = ["UnknownArchitectureError", "filter_system_calls"]
 
@@ -28,8 +28,8 @@ class UnknownArchitectureError(Exception):
 TABLE = """
 # What is open.
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, lseek 8 62, close 3 57,
-close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, fstat 5 80, ftruncate 77 46,
-fsync 74 82, fdatasync 75 83, flock 73 32, fstatfs 138 44, getdents64 217 61,
+close_range 436 436, dup 32 23, dup2 33 -, dup3 292 24, fstat 5 80, ftruncate 77 46,
+fsync 74 82, fdatasync 75 83, fstatfs 138 44, getdents64 217 61,
 fadvise64 221 223, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72,
 # Paths: Landlock decides which.
 stat 4 -, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439,
@@ -66,8 +66,8 @@ NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 EPERM, ENOSYS = 1, 38
 O_TRUNC, O_PATH, O_TMPFILE, O_ACCMODE = 0o1000, 0o10000000, 0o20000000, 3
 MAP_HUGETLB = 0x40000
-# F_DUPFD to F_SETFL, record locks of both kinds, F_DUPFD_CLOEXEC, F_GETPIPE_SZ; nothing that says who gets a signal.
-FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+# F_DUPFD to F_SETFL, F_GETLK, F_SETLK (for SQLite), F_DUPFD_CLOEXEC; nothing that says who gets a signal.
+FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 1030)
 # TCGETS and TIOCGWINSZ (is it a terminal?), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
 IOCTL_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
@@ -98,7 +98,7 @@ def filter_system_calls() -> None:
     instructions = system_call_filter(os.uname().machine, os.getpid())
     code = b"".join(instruction.pack() for instruction in instructions)
     program = _Program(len(instructions), code)
-    check(libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0))
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
 def system_call_filter(machine: str, pid: int) -> list[_Instruction]:

@@ -147,6 +147,8 @@ class _Supervisor:
                 self.forget()
                 continue
             code = _read(length)
+            if self._interpreter is not None and self._interpreter.ended():
+                self.forget()  # The kernel may have taken its memory.
             try:
                 interpreter = self._interpreter or self._start()
             except CanNotSealError as error:

@@ -127,12 +127,10 @@ OTHERS = {
     "queue-signal": _call("(129, 138)", "VICTIM", "9", "(ctypes.c_char * 128)()"),
     "kill-by-descriptor": _call("(434, 434)", "VICTIM", "0"),
     "signal-by-pipe": _escape(
-        "import fcntl, os, signal\nreader, writer = os.pipe()\nfcntl.fcntl(reader, fcntl.F_SETOWN, VICTIM)\n"
-        "fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)\nos.write(writer, b'x')"
+        "import fcntl, os, signal\nfcntl.fcntl(1, fcntl.F_SETOWN, VICTIM)\n"
+        "fcntl.fcntl(1, fcntl.F_SETFL, os.O_ASYNC)\nos.write(1, b'x')"
     ),
-    "signal-by-pipe-ioctl": _escape(
-        "import array, fcntl, os\nreader, writer = os.pipe()\nfcntl.ioctl(reader, 0x8901, array.array('i', [VICTIM]))"
-    ),
+    "signal-by-pipe-ioctl": _escape("import array, fcntl\nfcntl.ioctl(1, 0x8901, array.array('i', [VICTIM]))"),
     "trace": _call("(101, 117)", "16", "VICTIM", "0", "0"),
     "trace-me": _call("(101, 117)", "0", "0", "0", "0"),
     "read-memory": _call("(310, 270)", "WORKER", "0", "0", "0", "0", "0"),
@@ -219,9 +217,7 @@ FILES = {
         "import os\nprint(os.listdir(os.path.dirname(os.__file__) + '/site-packages'))", "Permission denied"
     ),
     "write-library": _escape("import os\nopen(os.__file__, 'a')", "Permission denied"),
-    "new-file-in-library": _escape(
-        "import os\nopen(os.path.dirname(os.__file__) + '/json/mine.py', 'w')", "Error"
-    ),
+    "new-file-in-library": _escape("import os\nopen(os.path.dirname(os.__file__) + '/json/mine.py', 'w')", "Error"),
 }
 
 KERNEL = {
@@ -270,10 +266,18 @@ RESOURCES = {
         "    opened[-1].write(bytes(1 << 10))\n    os.remove(str(number))",
         "Too many open files",
     ),
-    "descriptors": _escape("import os\nfor _ in range(64):\n    os.pipe()", "Too many open files"),
-    "bigger-pipe": _escape("import fcntl, os\nfcntl.fcntl(os.pipe()[0], fcntl.F_SETPIPE_SZ, 1 << 20)"),
+    "descriptors": _escape("import os\nfor _ in range(64):\n    os.dup(0)", "Too many open files"),
+    "pipes": _escape("import os\nos.pipe()"),
+    "queued-signals": Attempt(
+        "import os, signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])\n"
+        "for _ in range(1000):\n    os.kill(os.getpid(), signal.SIGRTMIN)\n"
+        "pending = 0\nwhile signal.sigtimedwait([signal.SIGRTMIN], 0):\n    pending += 1\n"
+        "if pending > 64:\n    print('ESCAPED')",
+        harmless=True,
+    ),
+    "bigger-pipe": _escape("import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETPIPE_SZ, 1 << 20)"),
     "output": Attempt("while True:\n    print('x' * 1000)", "bytes were printed"),
-    "output-without-lines": Attempt("while True:\n    print('x', end='')", "bytes were printed"),
+    "output-without-lines": Attempt("while True:\n    print('x' * 100, end='')", "bytes were printed"),
     "errors": Attempt("import sys\nwhile True:\n    sys.stderr.write('x' * 1000)", "bytes were printed"),
     "output-by-descriptor": Attempt("import os\nwhile True:\n    os.write(2, b'x' * 65536)", "bytes were printed"),
     "huge-value": Attempt("'x' * 100_000_000", "bytes were printed"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -204,6 +205,10 @@ def of_process(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
+def state(pid: int) -> str:
+    return of_process(pid, "stat").rpartition(")")[2].split()[0]
+
+
 def children(pid: int) -> list[int]:
     return [int(child) for child in of_process(pid, f"task/{pid}/children").split()]
 
@@ -213,7 +218,7 @@ def test_an_interpreter_is_stopped_between_runs() -> None:
         await runner.run("import signal\nsignal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)", TIMEOUT)
         assert runner._supervisor is not None
         (interpreter,) = children(runner._supervisor.process.pid)
-        wait_until(lambda: of_process(interpreter, "stat").rpartition(")")[2].split()[0] == "T")
+        wait_until(lambda: state(interpreter) == "T")
 
     run(look)
 
@@ -307,7 +312,7 @@ def test_nothing_outlives_a_worker_that_is_killed(scratches: Path, signal_name: 
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"ready\n"
         assert len(sandbox_processes(str(scratches))) == 2
-        worker.send_signal(getattr(__import__("signal"), signal_name))
+        worker.send_signal(getattr(signal, signal_name))
     wait_until(lambda: not sandbox_processes(str(scratches)) and not list(scratches.iterdir()))
 
 
@@ -321,6 +326,18 @@ def test_an_interpreter_ends_with_its_supervisor(scratches: Path) -> None:
 
     assert run(kill, "2").text == "2\n"
     require_nothing_left(scratches)
+
+
+def test_an_interpreter_that_was_killed_meanwhile_is_replaced() -> None:
+    async def kill(runner: SandboxedPython) -> None:
+        await runner.run("x = 1", TIMEOUT)
+        assert runner._supervisor is not None
+        supervisor = runner._supervisor.process.pid
+        (interpreter,) = children(supervisor)
+        os.kill(interpreter, signal.SIGKILL)
+        await asyncio.to_thread(wait_until, lambda: state(interpreter) == "Z")
+
+    assert run(kill, "'x' in globals()") == CodeOutput("False\n", failed=False)
 
 
 def test_many_at_once_do_not_see_one_another(scratches: Path) -> None:
