@@ -139,7 +139,9 @@ class Replica:
             if work is not None:
                 self._open[work.results.number] = work.results
                 background.append(asyncio.create_task(self._count_input()))
-                await self._require_chat_template()
+                if isinstance(self._engine.engine, RendersChats):
+                    # A model that can't render them is refused at once.
+                    self._engine.engine.require_chat_template(self._why_a_chat_template)
                 await self._start_engine()
                 self._stop.saving_starts(asyncio.get_running_loop())
                 background.append(asyncio.create_task(self._watch_deadline()))
@@ -178,11 +180,10 @@ class Replica:
             await self._commit(work.results)
         return None
 
-    async def _require_chat_template(self) -> None:
-        """Let a model that can't render chats be refused at once, where the job is one of chats."""
-        engine = self._engine.engine
-        if isinstance(engine, RendersChats) and await asyncio.to_thread(self._share.begins_with_chats):
-            engine.require_chat_template(f"the first {RECORDS_THAT_TELL} records are all chats")
+    def _why_a_chat_template(self) -> str | None:
+        if self._share.begins_with_chats():
+            return f"the first {RECORDS_THAT_TELL} records are all chats"
+        return None
 
     async def _start_engine(self) -> None:
         self._progress.phase = "loading"

@@ -26,14 +26,13 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 class WithoutTemplate(EchoEngine):
     """An engine whose model has no chat template. It answers chats all the same: here they need not fail."""
 
-    why: str | None = None
-
-    def require_chat_template(self, why: str) -> None:
+    def require_chat_template(self, why: Callable[[], str | None]) -> None:
         self.why = why
 
     async def start(self) -> None:
-        if self.why is not None:
-            raise EngineUnavailableError(f"{self.why}, and the model has no chat template")
+        why = self.why()
+        if why is not None:
+            raise EngineUnavailableError(f"{why}, and the model has no chat template")
         await super().start()
 
 

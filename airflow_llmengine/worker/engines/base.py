@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -103,11 +103,12 @@ class TakesArguments(Protocol):
 class RendersChats(Protocol):
     """An engine whose model may have no template by which to write a chat. It finds out when it is started."""
 
-    def require_chat_template(self, why: str) -> None:
+    def require_chat_template(self, why: Callable[[], str | None]) -> None:
         """Refuse such a model in ``start``, by ``EngineUnavailableError``, and before its weights are loaded.
 
         Args:
-            why: What the job needs one for, as the beginning of a sentence.
+            why: Says what the job needs one for, as the beginning of a sentence; None: it does not. It reads some of
+                the input, so it is asked only where there is none.
         """
         ...
 

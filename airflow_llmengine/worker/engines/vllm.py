@@ -85,7 +85,7 @@ class VLLMEngine:
         self._find: ModelFinder = ModelFiles(Storage(), request).find
         self._further: Mapping[str, Any] = {}
         self._place: NodePlace | None = None
-        self._needs_template_as: str | None = None
+        self._why_a_template: Callable[[], str | None] | None = None
         self._loading: Loading | None = None
         self._following: Following | None = None
         self._identity: str | None = None
@@ -106,9 +106,9 @@ class VLLMEngine:
             raise EngineUnavailableError("; ".join(unknown))
         self._further = arguments
 
-    def require_chat_template(self, why: str) -> None:
-        """Refuse a model without a chat template when it is started."""
-        self._needs_template_as = why
+    def require_chat_template(self, why: Callable[[], str | None]) -> None:
+        """Refuse a model without a chat template when it is started; see ``RendersChats``."""
+        self._why_a_template = why
 
     def place(self, place: NodePlace) -> None:
         """Span several nodes."""
@@ -132,7 +132,7 @@ class VLLMEngine:
                 template = Path(folder) / "chat_template.jinja"
                 template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
-            self._loading = Loading(lambda: _load(arguments, self._needs_template_as))
+            self._loading = Loading(lambda: _load(arguments, self._why_a_template))
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
         config = loaded.client.vllm_config
@@ -283,8 +283,12 @@ def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tupl
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _load(arguments: Mapping[str, Any], needs_template_as: str | None = None) -> Loaded:
+def _load(arguments: Mapping[str, Any], why_a_template: Callable[[], str | None] | None = None) -> Loaded:
     parsed, config = _configured(arguments)
+    if why_a_template is not None and _lacks_chat_template(parsed, config.model_config):
+        why = why_a_template()
+        if why is not None:
+            raise EngineUnavailableError(f"{why}, and {NO_CHAT_TEMPLATE}")
     if not logging.getLogger("vllm").isEnabledFor(logging.DEBUG):
         # What it has to say about a single record, it says with the record's words; the record's error tells it.
         logging.getLogger("vllm.renderers").setLevel(logging.CRITICAL)
@@ -292,8 +296,6 @@ def _load(arguments: Mapping[str, Any], needs_template_as: str | None = None) ->
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
-        if needs_template_as is not None and _lacks_chat_template(parsed, config.model_config):
-            raise EngineUnavailableError(f"{needs_template_as}, and {NO_CHAT_TEMPLATE}")
         client = AsyncLLM.from_vllm_config(
             vllm_config=config,
             usage_context=UsageContext.LLM_CLASS,
@@ -322,7 +324,10 @@ def _lacks_chat_template(parsed: Any, model: Any) -> bool:
         return False
     if RENDERER_REGISTRY.load_renderer_cls(tokenizer_args_from_config(model)[0]) is not HfRenderer:
         return False
-    tokenizer = cached_tokenizer_from_config(model)
+    try:
+        tokenizer = cached_tokenizer_from_config(model)
+    except Exception:  # noqa: BLE001 - the engine itself says at once what is wrong with it
+        return False
     # Some have one only for chats with tools.
     for_tools: tuple[Any, ...] = (None, [{}])
     return all(resolve_chat_template(tokenizer, None, tools, model_config=model) is None for tools in for_tools)

@@ -79,7 +79,7 @@ def test_nothing_is_fetched_but_from_where_the_job_says(url: str) -> None:
     assert url == "" or url not in said
 
 
-@pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "DATA:,", "https://images.example/a.png?b#c"])
+@pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "DATA:,", "https://images.example:8443/a.png?b#c"])
 def test_data_and_the_hosts_that_the_job_lists_are_read(url: str) -> None:
     assert refusal(EYES, **image(url)) is None
 
