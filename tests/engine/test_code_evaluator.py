@@ -143,14 +143,14 @@ def test_an_output_is_cut_to_the_tokens_that_are_left(running: RunningEngine, se
     assert len(seen) == 6, "nothing was generated after an output that was cut"
 
 
-def test_an_output_may_fill_the_context(running: RunningEngine, seen: list[Written]) -> None:
-    printed = "word " * 2 * MAX_MODEL_LEN
-    (short,) = outputs(running, evaluator(ScriptedRunner(printed)), product(6, 7))
-    most = MAX_MODEL_LEN - short.num_prompt_tokens
-    (output,) = outputs(running, evaluator(ScriptedRunner(printed)), product(6, 7, max_new_tokens=most))
+def test_an_output_that_fills_the_context_ends_the_completion_and_is_no_error(
+    running: RunningEngine, seen: list[Written]
+) -> None:
+    loop = evaluator(ScriptedRunner("word " * 2 * MAX_MODEL_LEN))
+    (output,) = outputs(running, loop, product(6, 7, max_new_tokens=MAX_MODEL_LEN))
     assert output.num_prompt_tokens + output.num_completion_tokens == MAX_MODEL_LEN
-    assert output.text.startswith(short.text)
-    assert len(seen) == 2, "nothing was generated after it"
+    assert output.text.startswith("```python\nprint(6 * 7)\n```\nword word ")
+    assert len(seen) == 1, "nothing was generated after it"
 
 
 def test_penalties_count_what_stands_in_the_completion_from_earlier_rounds(running: RunningEngine) -> None:
