@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import linecache
 import os
 import site
 import struct
@@ -53,6 +54,7 @@ def interpret() -> None:
     for function in [value for value in globals().values() if isinstance(value, types.FunctionType)]:
         if function.__module__ == __name__:
             function.__code__ = function.__code__.replace(co_filename="<interpreter>")
+    linecache.clearcache()  # Since 3.13 it holds the supervisor's start, which is a ``<string>`` too.
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     # Folder of the code itself: a file that it writes can be imported.
@@ -126,8 +128,10 @@ def _error_text(error: BaseException) -> str:
     report = traceback.TracebackException.from_exception(error, lookup_lines=False, compact=True)
     seen: list[traceback.TracebackException] = [report]
     for part in seen:
+        frames = [frame for frame in part.stack if frame.filename == FILE_NAME][-MAX_FRAMES:]
+        # Without the line itself, as Python up to 3.12 shows code that is in no file.
         part.stack = traceback.StackSummary.from_list(
-            [frame for frame in part.stack if frame.filename == FILE_NAME][-MAX_FRAMES:]
+            [traceback.FrameSummary(frame.filename, frame.lineno, frame.name, line="") for frame in frames]
         )
         seen += [other for other in (part.__cause__, part.__context__, *(part.exceptions or ())) if other is not None]
     return "".join(report.format())

@@ -213,9 +213,7 @@ FILES = {
         "import pydantic",
         "ModuleNotFoundError",
     ),
-    "list-packages": _escape(
-        "import os\nprint(os.listdir(os.path.dirname(os.__file__) + '/site-packages'))", "Permission denied"
-    ),
+    "list-library": _escape("import os\nprint(os.listdir(os.path.dirname(os.__file__)))", "Permission denied"),
     "write-library": _escape("import os\nopen(os.__file__, 'a')", "Permission denied"),
     "new-file-in-library": _escape("import os\nopen(os.path.dirname(os.__file__) + '/json/mine.py', 'w')", "Error"),
 }
