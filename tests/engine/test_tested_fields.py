@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.check_chat import UNSERVED
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
+from airflow_llmengine.spec.sampling import SamplingFields
 
 TESTS = Path(__file__).parents[1]
 
@@ -73,14 +76,60 @@ COMPLETION = {
 """What is refused whatever the engine is tested without one, in ``spec``."""
 
 
+CHAT = {
+    **{name: COMPLETION[name] for name in COMPLETION if name in SamplingFields.model_fields},
+    "add_generation_prompt": "engine/test_chat.py::test_whether_the_template_opens_the_answer",
+    "add_special_tokens": "engine/test_chat.py::test_special_tokens_are_added_to_what_the_template_made",
+    "allowed_token_ids": "engine/test_chat.py::test_allowed_token_ids",
+    "bad_words": "engine/test_chat.py::test_bad_words",
+    "best_of": "engine/test_sampling_fields.py::test_best_of_in_a_chat",
+    "chat_template": "engine/test_chat.py::test_a_record_may_bring_its_own_template",
+    "chat_template_kwargs": "engine/test_chat.py::test_values_for_the_template",
+    "continue_final_message": "engine/test_chat.py::test_continuing_a_message_opens_no_answer",
+    "documents": "engine/test_chat.py::test_values_for_the_template",
+    "echo": "engine/test_chat.py::test_the_last_message_can_be_continued",
+    "include_reasoning": "engine/test_chat_settings.py::test_reasoning_can_be_left_out",
+    "logit_bias": "engine/test_chat.py::test_logit_bias",
+    "logprobs": "engine/test_chat.py::test_logprobs",
+    "max_completion_tokens": "engine/test_chat.py::test_max_tokens",
+    "max_tokens": "engine/test_chat.py::test_max_tokens",
+    "media_io_kwargs": "engine/test_chat_settings.py::test_arguments_of_reading",
+    "messages": "engine/test_chat.py::test_a_system_message_and_earlier_turns_count",
+    "metadata": "engine/test_chat.py::test_metadata_come_back",
+    "min_tokens": "engine/test_chat.py::test_min_tokens",
+    "mm_processor_kwargs": "engine/test_chat_settings.py::test_arguments_of_the_processor",
+    "n": "engine/test_chat.py::test_n_and_seed",
+    "parallel_tool_calls": "engine/test_chat_tools.py::test_it_may_call_several_at_once",
+    "prompt_logprobs": "engine/test_chat.py::test_the_log_probabilities_of_the_prompt",
+    "reasoning_effort": "engine/test_chat.py::test_values_for_the_template",
+    "return_token_ids": "engine/test_chat.py::test_token_ids_are_given_on_request",
+    "seed": "engine/test_chat.py::test_n_and_seed",
+    "stop": "engine/test_chat.py::test_stop",
+    "thinking_token_budget": "engine/test_chat_settings.py::test_a_budget_ends_the_thinking",
+    "tool_choice": "engine/test_chat_tools.py::test_it_must",
+    "tools": "engine/test_chat_tools.py::test_the_model_may_call_a_tool",
+    "top_logprobs": "engine/test_chat.py::test_logprobs",
+    "truncate_prompt_tokens": "engine/test_chat.py::test_a_prompt_can_be_truncated_at_either_end",
+    "truncation_side": "engine/test_chat.py::test_a_prompt_can_be_truncated_at_either_end",
+    "use_beam_search": "engine/test_sampling_fields.py::test_beam_search_in_a_chat",
+    **dict.fromkeys(UNSERVED, "spec/test_check_chat.py"),
+}
+"""What both kinds of records have alike is tried on one of them."""
+
+
 @pytest.mark.parametrize(
-    ("tested", "model"), [(V1_CONTENT, CreateBatchCompletionsV1RequestContent), (COMPLETION, CompletionV2Request)]
+    ("tested", "model"),
+    [
+        (V1_CONTENT, CreateBatchCompletionsV1RequestContent),
+        (COMPLETION, CompletionV2Request),
+        (CHAT, ChatCompletionV2Request),
+    ],
 )
 def test_every_field_has_a_test(tested: Mapping[str, str], model: type) -> None:
     assert tested.keys() == model.model_fields.keys()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("field", "where"), [*V1_CONTENT.items(), *COMPLETION.items()])
+@pytest.mark.parametrize(("field", "where"), [*V1_CONTENT.items(), *COMPLETION.items(), *CHAT.items()])
 def test_the_test_is_there_and_is_about_the_field(field: str, where: str) -> None:
     file, _, name = where.partition("::")
     text = (TESTS / file).read_text()
