@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from airflow_llmengine.spec.results import RecordErrorType
 from tests.engine.conftest import RunningEngine
 from tests.engine.records import BEGIN, END, chat, completion
 from tests.engine.test_faults import rejected
-from tests.engine.test_sampling_fields import changed_tokenizer
+from tests.engine.test_sampling_fields import serving
 from tests.engine.test_v2 import tokenizer
 
 __all__ = ["tokenizer"]
@@ -237,18 +239,20 @@ def test_continuing_a_message_opens_no_answer(ask: Callable[..., Body]) -> None:
 
 
 def test_special_tokens_are_added_to_what_the_template_made(
-    running: RunningEngine, ask: Callable[..., Body], tokenizer: Any
+    running: RunningEngine, ask: Callable[..., Body], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenizers import processors
+    from vllm.tokenizers.hf import get_cached_tokenizer
 
-    begins = processors.TemplateProcessing(
-        f"{BEGIN} $A", special_tokens=[(BEGIN, tokenizer.convert_tokens_to_ids(BEGIN))]
+    # The model's own tokenizer adds none.
+    adding = copy.deepcopy(tokenizer)
+    adding.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A", special_tokens=[(BEGIN, 1)]
     )
-    with changed_tokenizer(running, "post_processor", begins):
-        counts = [
-            ask(QUESTION, max_tokens=1, **fields)["usage"]["prompt_tokens"]
-            for fields in ({}, {"add_special_tokens": False}, {"add_special_tokens": True})
-        ]
+    monkeypatch.setattr(serving(running).chat.online_renderer.renderer, "tokenizer", get_cached_tokenizer(adding))
+    counts = [
+        ask(QUESTION, max_tokens=1, **fields)["usage"]["prompt_tokens"]
+        for fields in ({}, {"add_special_tokens": False}, {"add_special_tokens": True})
+    ]
     assert counts == [37, 37, 38]
 
 
