@@ -33,7 +33,8 @@ def make_seeing_model(text_model: Path, directory: Path) -> None:
     # vLLM's attention on the CPU takes heads of multiples of 32.
     size = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 1}
     tokenizer = AutoTokenizer.from_pretrained(text_model)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    # Not special, as those of real models: they would be left out of the text in which a parser looks for them.
+    tokenizer.add_tokens(["<think>", "</think>"])
     processor = Blip2Processor(
         BlipImageProcessorPil(size={"height": SIDE, "width": SIDE}), tokenizer, num_query_tokens=4
     )
