@@ -46,7 +46,8 @@ class CodeRunner(Protocol):
             What was printed, and whether it failed.
 
         Raises:
-            SandboxUnavailableError: The interpreter can't be started here, which `require_sandbox` tells beforehand.
+            SandboxUnavailableError: The interpreter can't be started here, which `require_sandbox` tells beforehand, or
+                what watches over it was ended from outside. The next run begins anew.
         """
         ...
 

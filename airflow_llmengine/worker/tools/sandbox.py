@@ -34,7 +34,7 @@ __all__ = ["SandboxedPython", "require_sandbox"]
 
 SCRATCH_PREFIX = "llmengine-code-"
 
-ANSWER_GRACE_SECONDS = 30.0
+ANSWER_GRACE_SECONDS = 90.0
 """How long after a run's timeout, and a start, the supervisor may be silent: it is killed then, in seconds."""
 
 END_SECONDS = 5.0
@@ -202,9 +202,10 @@ class SandboxedPython:
             await supervisor.send(_request(data, timeout_seconds))
             async with asyncio.timeout(timeout_seconds + ANSWER_GRACE_SECONDS):
                 kind, output = await supervisor.answer(self._limits)
-        except (EOFError, ConnectionError, TimeoutError):
+        except (EOFError, ConnectionError, TimeoutError) as error:
+            # Nothing that the code did: it must not stand in the result as what the code printed.
             self._abandon()
-            return CodeOutput("SystemError: the interpreter's process ended\n", failed=True)
+            raise SandboxUnavailableError("The process that watches over its interpreter has ended.") from error
         except BaseException:
             self._abandon()
             raise

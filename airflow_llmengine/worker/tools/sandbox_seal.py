@@ -182,7 +182,10 @@ def _set_limits(limits: SandboxLimits) -> None:
         # Of all processes of the user together: who has that many already can queue no more.
         resource.RLIMIT_SIGPENDING: 64,
     }.items():
-        resource.setrlimit(kind, (most, most))
+        _soft, hard = resource.getrlimit(kind)
+        # Where the pod's own limit is lower, that one holds: nobody but root may raise it.
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (limit, limit))
 
 
 def _verify() -> None:

@@ -154,6 +154,10 @@ class _Supervisor:
             except CanNotSealError as error:
                 _answer(CAN_NOT_SEAL, str(error).encode()[:MAX_ERROR_BYTES])
                 continue
+            except OSError as error:
+                # Not what the code printed: the machine has no more processes, say.
+                _answer(CAN_NOT_SEAL, _can_not_start(error).encode())
+                continue
             run = self._run(interpreter, code, timeout)
             if run.error is not None:
                 # Whatever it is about to do, it does no more.
@@ -198,20 +202,24 @@ class _Supervisor:
 
     def _become_interpreter(self, parent: int, code: int, output: int, done: int) -> NoReturn:
         try:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.setpgid(0, 0)
-            code, output, done = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 20) for descriptor in (code, output, done))
-            null = os.open(os.devnull, os.O_RDONLY)
-            os.dup2(null, 0)
-            for descriptor in OUTPUT_DESCRIPTORS:
-                os.dup2(output, descriptor)
-            os.dup2(code, CODE_DESCRIPTOR)
-            os.dup2(done, DONE_DESCRIPTOR)
-            os.closerange(DONE_DESCRIPTOR + 1, MOST_DESCRIPTORS)
             try:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.setpgid(0, 0)
+                code, output, done = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 20) for descriptor in (code, output, done))
+                null = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(null, 0)
+                for descriptor in OUTPUT_DESCRIPTORS:
+                    os.dup2(output, descriptor)
+                os.dup2(code, CODE_DESCRIPTOR)
+                os.dup2(done, DONE_DESCRIPTOR)
+                done = DONE_DESCRIPTOR
+                os.closerange(DONE_DESCRIPTOR + 1, MOST_DESCRIPTORS)
                 seal(self._limits, library=self._library, user=self._user, parent=parent)
             except CanNotSealError as error:
-                os.write(DONE_DESCRIPTOR, str(error).encode())
+                os.write(done, str(error).encode())
+                os._exit(1)
+            except OSError as error:
+                os.write(done, _can_not_start(error).encode())
                 os._exit(1)
             for name in [name for name in sys.modules if name.partition(".")[0] == __name__.partition(".")[0]]:
                 del sys.modules[name]
@@ -332,12 +340,18 @@ def _how_it_ended(interpreter: _Interpreter) -> str:
         return "OSError: the interpreter closed its pipes"
     if os.WIFEXITED(status):
         return f"SystemExit: the interpreter ended with exit status {os.WEXITSTATUS(status)}"
-    ending = signal.Signals(os.WTERMSIG(status))
+    ending = os.WTERMSIG(status)
     if ending == signal.SIGXCPU:
         return "TimeoutError: the code used more CPU time than it was given"
     if ending == signal.SIGKILL:
         return "MemoryError: the interpreter was killed"
-    return f"SystemError: the interpreter was ended by {ending.name}"
+    # Most of the real-time signals have no name.
+    name = signal.Signals(ending).name if ending in set(signal.Signals) else f"signal {ending}"
+    return f"SystemError: the interpreter was ended by {name}"
+
+
+def _can_not_start(error: OSError) -> str:
+    return f"An interpreter for a completion's code can't be started ({error.strerror})."
 
 
 def _read(length: int) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_llmengine.worker.tools.code_runner import CodeOutput, make_code_runner
+from airflow_llmengine.worker.tools.code_runner import CodeOutput, SandboxUnavailableError, make_code_runner
 from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from airflow_llmengine.worker.tools.sandbox_limits import DEFAULT_LIMITS, MAX_CODE_BYTES
 from tests.waiting import wait_until
@@ -321,11 +321,20 @@ def test_an_interpreter_ends_with_its_supervisor(scratches: Path) -> None:
         await runner.run("open('file', 'w').write('data')", TIMEOUT)
         assert runner._supervisor is not None
         runner._supervisor.process.kill()
-        output = await runner.run("1", TIMEOUT)
-        assert output == CodeOutput("SystemError: the interpreter's process ended\n", failed=True)
+        with pytest.raises(SandboxUnavailableError, match="has ended"):
+            await runner.run("1", TIMEOUT)
 
     assert run(kill, "2").text == "2\n"
     require_nothing_left(scratches)
+
+
+@pytest.mark.parametrize("number", [35, 40, 63])
+def test_a_signal_without_a_name_ends_the_interpreter_alone(number: int) -> None:
+    async def end(runner: SandboxedPython) -> None:
+        output = await runner.run(f"import os\nos.kill(os.getpid(), {number})", TIMEOUT)
+        assert output == CodeOutput(f"SystemError: the interpreter was ended by signal {number}\n", failed=True)
+
+    assert run(end, "2").text == "2\n"
 
 
 def test_an_interpreter_that_was_killed_meanwhile_is_replaced() -> None:

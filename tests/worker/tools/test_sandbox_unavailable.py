@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,11 +23,18 @@ from tests.worker.tools.test_sandbox import children, of_process, run
 ROOT = Path(__file__).parents[3]
 
 REFUSED = """
-import ctypes, os, sys
+import asyncio, ctypes, os, sys
 from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
 from airflow_llmengine.worker.tools import sandbox_seccomp as seccomp
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
-number, first_argument, error = map(int, sys.argv[1:])
+number, first_argument, error, runs = map(int, sys.argv[1:])
+async def run():
+    runner = SandboxedPython()
+    try:
+        print(await runner.run("1", 60))
+    finally:
+        await runner.close()
 instruction = seccomp._Instruction
 filter = [
     instruction(seccomp.LOAD, seccomp.NUMBER_OFFSET),
@@ -41,15 +49,15 @@ program = seccomp._Program(len(filter), code)
 check(libc.prctl(38, ctypes.c_ulong(1), 0, 0, 0))
 check(libc.prctl(22, ctypes.c_ulong(2), ctypes.byref(program), 0, 0))
 try:
-    require_sandbox()
+    asyncio.run(run()) if runs else require_sandbox()
 except SandboxUnavailableError as error:
     print(error)
 """
 """A worker in a pod whose profile refuses a system call when its first argument is so."""
 
 
-def refusal(number: int, first_argument: int, error: int) -> str:
-    arguments = [str(number), str(first_argument), str(error)]
+def refusal(number: int, first_argument: int, error: int, *, runs: bool = False) -> str:
+    arguments = [str(number), str(first_argument), str(error), str(int(runs))]
     end = subprocess.run([sys.executable, "-c", REFUSED, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert end.stderr == ""
     return end.stdout
@@ -81,6 +89,55 @@ def test_a_pod_that_refuses_filters_is_said() -> None:
     number = {"x86_64": 157, "aarch64": 167}[os.uname().machine]
     assert refusal(number, 22, errno.EPERM).startswith(
         "The kernel refuses filters of system calls (Operation not permitted): it needs seccomp, and the pod a profile"
+    )
+
+
+@needs_sandbox
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_pod_without_room_for_one_more_process_is_said_and_is_no_output_of_the_code(runs: bool) -> None:
+    number, flags = {"x86_64": 56, "aarch64": 220}[os.uname().machine], 0x01200011  # clone, as fork calls it
+    assert refusal(number, flags, errno.EAGAIN, runs=runs) == (
+        "An interpreter for a completion's code can't be started (Resource temporarily unavailable).\n"
+    )
+
+
+LIMITED = """
+import resource, sys
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+kind, most = map(int, sys.argv[1:])
+resource.setrlimit(kind, (most, most))
+try:
+    require_sandbox()
+except SandboxUnavailableError as error:
+    print(error)
+"""
+"""A worker in a pod whose own limit is low."""
+
+
+def limited(kind: int, most: int) -> str:
+    # As root a limit can be raised again, unless the capability is gone.
+    drop = ["setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource"] if os.geteuid() == 0 else []
+    arguments = [*drop, sys.executable, "-c", LIMITED, str(kind), str(most)]
+    end = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    assert end.stderr == ""
+    return end.stdout
+
+
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv isn't installed")
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [(resource.RLIMIT_AS, 400 * 2**20), (resource.RLIMIT_FSIZE, 2**20), (resource.RLIMIT_SIGPENDING, 10)],
+)
+def test_a_limit_of_the_pod_that_is_lower_than_the_sandbox_s_holds(kind: int, most: int) -> None:
+    assert limited(kind, most) == ""
+
+
+@needs_sandbox
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv isn't installed")
+def test_what_keeps_an_interpreter_from_starting_is_said() -> None:
+    assert limited(resource.RLIMIT_NOFILE, 16) == (
+        "An interpreter for a completion's code can't be started (Invalid argument).\n"
     )
 
 
