@@ -27,7 +27,11 @@ _AT_LEAST_ONE = (
     "num_gpu_blocks_override",
 )
 
-_NOT_EMPTY = ("model", "checkpoint_path", "served_model_name", "tokenizer", "revision")
+_MAY_BE_EMPTY = ("chat_template", "limit_mm_per_prompt", "quantization_param_path", "tool_call_parser")
+"""Texts that say nothing when they are empty, or of which another rule says what is wrong."""
+
+_MOST_SWAP_SPACE = 2**20
+"""GiB: more is a slip of the pen, and at last no number that a quantity can be made of."""
 
 _SAME = (("num_shards", "tensor_parallel_size"), ("max_context_length", "max_model_len"))
 """Names of one thing, the contract's own first and vLLM's second."""
@@ -42,6 +46,7 @@ def model_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal
             reason = f"is {values[0]}, but {newer}, which means the same, is {values[1]}"
             yield Refusal(f"model_config.{older}", reason, "give one of the two")
     yield from _bound_refusals(model)
+    yield from _revision_refusals(model)
     for field in fields_that_become(Becomes.REFUSED):
         if model.is_given(field.name):
             yield Refusal(f"model_config.{field.name}", field.sentence, field.remedy)
@@ -82,17 +87,31 @@ def _swap_space_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[R
         return
     if space < 0:
         yield Refusal("model_config.swap_space", f"must be 0 or more, not {shown_number(space)}")
+    elif space > _MOST_SWAP_SPACE:
+        yield Refusal("model_config.swap_space", f"must be at most {_MOST_SWAP_SPACE} GiB, not {shown_number(space)}")
     elif space and nodes_of(request) > 1:
         reason = "is memory that the processes of one node share, and nodes_per_worker is more than 1"
         yield Refusal("model_config.swap_space", reason, "leave it out; to preempt less, lower max_num_seqs")
 
 
+def _revision_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:
+    """What names a revision of files that are not fetched from the hub, or of code that does not run."""
+    if model.revision and model.checkpoint_path:
+        reason = "has no effect: the files come from checkpoint_path, which has no revisions"
+        yield Refusal("model_config.revision", reason, "leave one of the two out")
+    if model.tokenizer_revision and model.checkpoint_path and not model.tokenizer:
+        reason = "has no effect: the tokenizer comes from checkpoint_path, which has no revisions"
+        yield Refusal("model_config.tokenizer_revision", reason, "leave it out, or give tokenizer too")
+    if model.code_revision and not model.trust_remote_code:
+        reason = "has no effect: code that comes with the model does not run"
+        yield Refusal("model_config.code_revision", reason, "leave it out, or give trust_remote_code: true too")
+
+
 def _bound_refusals(model: CreateBatchCompletionsV1ModelConfig) -> Iterator[Refusal]:
-    for name in _NOT_EMPTY:
-        if model.is_given(name) and not getattr(model, name).strip():
-            yield Refusal(f"model_config.{name}", "is empty")
     for name in type(model).model_fields:
         value = getattr(model, name)
+        if isinstance(value, str) and name not in _MAY_BE_EMPTY and not value.strip():
+            yield Refusal(f"model_config.{name}", "is empty")
         # They are told in logs, line by line.
         if isinstance(value, str) and name != "chat_template" and not value.isprintable():
             yield Refusal(f"model_config.{name}", "has control characters in it", "leave them out")

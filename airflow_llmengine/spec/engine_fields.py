@@ -91,14 +91,18 @@ ENGINE_FIELDS: tuple[EngineField, ...] = (
     _translated("tokenizer", "tokenizer", "the folder to which it was fetched"),
     _same("dtype", "data type of weights and activations"),
     _same("seed", "seed of the engine"),
-    _same("revision", "branch, tag or commit of the model; the worker fetches that one"),
-    _same("code_revision", "branch, tag or commit of the code that comes with the model"),
+    _same("revision", "branch, tag or commit of the model; the worker fetches that one; refused with checkpoint_path"),
+    _same("code_revision", "branch, tag or commit of the code that comes with the model; needs trust_remote_code"),
     _translated(
         "rope_scaling",
         "hf_overrides",
         "rope_parameters in it, with the model's own base (rope_theta) where none is given",
     ),
-    _same("tokenizer_revision", "branch, tag or commit of the tokenizer; the worker fetches that one"),
+    _same(
+        "tokenizer_revision",
+        "branch, tag or commit of the tokenizer, or of the model for its tokenizer; the worker fetches that one; refused "
+        "with checkpoint_path, unless tokenizer is given",
+    ),
     _refused(
         "quantization_param_path",
         "vLLM no longer has it: the scales of an FP8 KV cache come with the checkpoint",

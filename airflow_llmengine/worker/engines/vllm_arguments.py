@@ -35,6 +35,9 @@ def engine_arguments(model: CreateBatchCompletionsV1ModelConfig, source: ModelSo
         value = getattr(model, field.name)
         if model.is_given(field.name) and value is not None:
             arguments |= _passed(field, value, model, source)
+    if source.tokenizer is not None:
+        # Where the model's own is wanted in another revision, no field names it.
+        arguments["tokenizer"] = str(source.tokenizer)
     return arguments
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Storage
-from airflow_llmengine.worker.engines.base import ModelChangedError
+from airflow_llmengine.worker.engines.base import ModelChangedError, ModelNotFoundError
 from airflow_llmengine.worker.weights.checkpoint import list_checkpoint
 from airflow_llmengine.worker.weights.fetch_progress import Say, say_nothing
 from airflow_llmengine.worker.weights.folder import fetch_checkpoint, model_cache
@@ -89,6 +89,7 @@ class ModelFiles:
 
     def _local(self, directory: Path, field: str, pinned: str | None) -> ModelSource:
         require_model(directory, field)
+        _require_none(self._model.revision, "model_config.revision")
         identity = checkpoint_digest(directory)
         require_same(identity, pinned)
         return ModelSource(directory, identity, self._tokenizer())
@@ -100,7 +101,7 @@ class ModelFiles:
         if later not in (None, snapshot.commit):
             # It moved on while this worker fetched, and another was quicker.
             snapshot = self._snapshot(later)
-        return ModelSource(snapshot.directory, snapshot.commit, self._tokenizer())
+        return ModelSource(snapshot.directory, snapshot.commit, self._tokenizer(self._model.model))
 
     def _snapshot(self, revision: str | None) -> Snapshot:
         repository = HubRepository(
@@ -108,12 +109,30 @@ class ModelFiles:
         )
         return fetch_snapshot(repository, since=self._since, say=self._say)
 
-    def _tokenizer(self) -> Path | None:
-        name = self._model.tokenizer
-        if name is None or Path(name).is_dir():
-            return None if name is None else Path(name)
-        repository = HubRepository(name, self._model.tokenizer_revision, field="model_config.tokenizer", weights=False)
+    def _tokenizer(self, repository_of_model: str | None = None) -> Path | None:
+        """The tokenizer's folder; None where it is in the model's own.
+
+        Args:
+            repository_of_model: The model's id on the hub, if it is from there: its tokenizer may be of another
+                revision.
+        """
+        name, revision = self._model.tokenizer, self._model.tokenizer_revision
+        field = "model_config.tokenizer" if name else "model_config.tokenizer_revision"
+        name = name or (repository_of_model if revision else None)
+        if name is None:
+            _require_none(revision, field)
+            return None
+        if Path(name).is_dir():
+            _require_none(revision, "model_config.tokenizer_revision")
+            return Path(name)
+        repository = HubRepository(name, revision, field=field, weights=False)
         return fetch_snapshot(repository, since=self._since, say=self._say).directory
+
+
+def _require_none(revision: str | None, field: str) -> None:
+    """Refuse a revision of what is a folder. Whether ``model`` or ``tokenizer`` names one, is only seen where it is."""
+    if revision:
+        raise ModelNotFoundError(f"{field}: the files are a folder here, which has no revisions; leave it out")
 
 
 def _commit_of(pinned: str | None) -> str | None:

@@ -141,6 +141,8 @@ def test_the_tokenizer_is_the_one_that_was_fetched() -> None:
     model = CreateBatchCompletionsV1ModelConfig.model_validate({"model": "org/name", "tokenizer": "org/tokenizer"})
     source = ModelSource(Path("/models/small"), None, Path("/cache/tokenizer"))
     assert engine_arguments(model, source)["tokenizer"] == "/cache/tokenizer"
+    own = CreateBatchCompletionsV1ModelConfig.model_validate({"model": "org/name", "tokenizer_revision": "v2"})
+    assert engine_arguments(own, source)["tokenizer"] == "/cache/tokenizer"
 
 
 @pytest.mark.parametrize(

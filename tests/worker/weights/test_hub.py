@@ -288,6 +288,15 @@ def test_a_tokenizer_of_another_repository_comes_without_its_weights(hub: HubSer
         find(tokenizer="org/none")
 
 
+def test_the_models_own_tokenizer_may_be_of_another_revision(hub: HubServer) -> None:
+    hub.repositories["org/small"].branches["old"] = hub.repositories["org/small"].commit
+    found = find(tokenizer_revision="old")
+    assert found.tokenizer is not None
+    assert found.tokenizer.name == hub.repositories["org/small"].commit
+    with pytest.raises(ModelNotFoundError, match=r"model_config.tokenizer_revision: 'org/small' has no revision 'new'"):
+        find(tokenizer_revision="new")
+
+
 def test_a_cache_that_can_not_be_written_to_serves_what_it_has(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_arguments: object) -> None:
         raise OSError(errno.EROFS, "read-only")

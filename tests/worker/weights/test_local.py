@@ -44,6 +44,17 @@ def test_a_checkpoint_is_a_directory_with_a_config(checkpoint: Path) -> None:
     assert find_model(job(checkpoint_path=f"file://{checkpoint}")) == found
 
 
+def test_a_folder_has_no_revisions(checkpoint: Path) -> None:
+    folder = str(checkpoint)
+    for fields, named in (
+        ({"model": folder, "revision": "v2"}, "revision"),
+        ({"model": folder, "tokenizer_revision": "v2"}, "tokenizer_revision"),
+        ({"model": folder, "tokenizer": folder, "tokenizer_revision": "v2"}, "tokenizer_revision"),
+    ):
+        with pytest.raises(ModelNotFoundError, match=f"model_config.{named}: the files are a folder here, which has"):
+            find_model(job(**fields))
+
+
 def test_a_checkpoint_other_than_the_one_that_the_job_began_with(checkpoint: Path) -> None:
     request = job(checkpoint_path=str(checkpoint))
     assert find_model(request, pinned=checkpoint_digest(checkpoint)).directory == checkpoint
