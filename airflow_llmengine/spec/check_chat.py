@@ -62,6 +62,8 @@ def chat_faults(record: ChatCompletionV2Request) -> Iterator[RecordFault]:
     yield from _template_faults(record)
     if record.top_logprobs and not record.logprobs:
         yield _INVALID, "top_logprobs: is given without logprobs; give logprobs: true too"
+    if record.truncate_prompt_tokens == 0:
+        yield _INVALID, "truncate_prompt_tokens: is 0, which leaves nothing; give at least 1, or -1 for what fits"
     if record.truncation_side is not None and record.truncate_prompt_tokens is None:
         yield _INVALID, "truncation_side: has no effect without truncate_prompt_tokens; give both, or neither"
     if record.metadata and record.user not in (None, record.metadata.get("user", record.user)):

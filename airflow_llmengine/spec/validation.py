@@ -39,6 +39,14 @@ MOST_REFUSALS = 100
 PRIVATE_FIELDS = frozenset({"body", "content", "chat_template"})
 """Fields of a request or a batch line that hold the user's text; of a record, each may."""
 
+OTHER_NAMES: Mapping[str, str] = {
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "stop_sequence": "stop",
+    "stop_sequences": "stop",
+}
+"""What fields of a record are called elsewhere: in V1, in chats, by other APIs. Letters alone would mislead."""
+
 _OBJECT_ERRORS = frozenset({"model_type", "model_attributes_type", "dict_type"})
 
 
@@ -215,7 +223,9 @@ def _refusal_at(path: str, expected: str) -> Refusal:
 def _unknown_field(place: _Place) -> Refusal:
     name = str(place.key)[:LONGEST_SHOWN]
     known = [wire_name for model in place.parents for wire_name in wire_names(model)]
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    # In V1 itself the nearest is right: there the other name is none of a field.
+    meant = [other for other in (OTHER_NAMES.get(name),) if other in known]
+    near = meant or get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return Refusal(place.path, "unknown field", f"did you mean {near[0]}?")
     elsewhere = [path for model in place.parents for path in _paths_to(name, model)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -18,7 +19,14 @@ class WireModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, protected_namespaces=())
 
     private_text: ClassVar[bool] = False
-    """Whether strings in it may be the user's text, which no message shows."""
+    """Whether strings in it may be the user's text, which no message and no ``repr`` shows."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Called by pydantic for ``repr`` and ``str``: of private text, the numbers and flags that were given."""
+        for name, value in super().__repr_args__():
+            shown = isinstance(value, int | float) and name in self.model_fields_set
+            if shown or not self.private_text:
+                yield name, value
 
     def given(self) -> dict[str, Any]:
         """Dump only what was given, nulls included, by wire names, as JSON-able values.

@@ -51,6 +51,7 @@ def part_fault(**part: Any) -> tuple[RecordErrorType, str] | None:
         ),
         ({"top_logprobs": 3}, INVALID, "top_logprobs: is given without logprobs"),
         ({"top_logprobs": 3, "logprobs": False}, INVALID, "top_logprobs: is given without logprobs"),
+        ({"truncate_prompt_tokens": 0}, INVALID, "truncate_prompt_tokens: is 0, which leaves nothing; give at least 1"),
         ({"truncation_side": "left"}, INVALID, "truncation_side: has no effect without truncate_prompt_tokens"),
         ({"user": "ada", "metadata": {"user": "bob"}}, INVALID, "metadata.user: differs from user"),
         (

@@ -66,6 +66,21 @@ def test_an_unknown_field_is_answered_with_the_nearest_known_one(fields: dict[st
         ),
         (
             CompletionV2Request,
+            {"prompt": "a", "stop_sequence": ["x"]},
+            "stop_sequence: unknown field; did you mean stop?",
+        ),
+        (
+            CompletionV2Request,
+            {"prompt": "a", "stop_sequences": []},
+            "stop_sequences: unknown field; did you mean stop?",
+        ),
+        (
+            CompletionV2Request,
+            {"prompt": "a", "max_completion_tokens": 4},
+            "max_completion_tokens: unknown field; did you mean max_tokens?",
+        ),
+        (
+            CompletionV2Request,
             {"prompt": "a", "Temperature": 1},
             "Temperature: unknown field; did you mean temperature?",
         ),
@@ -221,6 +236,13 @@ def test_nor_in_the_repr_of_what_was_read() -> None:
     chat = ChatCompletionV2Request.model_validate({"messages": [{"role": "user", "content": SECRET}]})
     pooled = [EmbeddingRequest(input=SECRET), RerankRequest(query=SECRET, documents=SECRET)]
     pooled += [ScoreRequest.model_validate(dict.fromkeys(pair, SECRET)) for pair in PAIRS]
+    asked = {"stop": [SECRET], "guided_json": {SECRET: 1}, "guided_regex": SECRET, "user": SECRET, "n": 2}
+    asked_too = {"response_format": {"type": "json_schema", "json_schema": {"name": SECRET, "schema": {SECRET: 1}}}}
+    record_too = CompletionV2Request.model_validate({"prompt": "a", **asked, **asked_too})
+    told = {"documents": [{"text": SECRET}], "tools": [{"function": {"name": SECRET}}], "prediction": {"a": SECRET}}
+    chat_too = ChatCompletionV2Request.model_validate({"messages": [], **told, "metadata": {"a": SECRET}})
+    assert SECRET not in f"{record_too!r} {record_too} {chat_too!r}"
+    assert repr(record_too) == "CompletionV2Request(n=2)", "what was given, but for texts and what holds them"
     assert request.content is not None
     assert SECRET not in f"{request!r} {request} {request.content!r} {record!r} {chat!r} {pooled!r}"
 
