@@ -100,8 +100,8 @@ ENGINE_FIELDS: tuple[EngineField, ...] = (
     ),
     _same(
         "tokenizer_revision",
-        "branch, tag or commit of the tokenizer, or of the model for its tokenizer; the worker fetches that one; refused "
-        "with checkpoint_path, unless tokenizer is given",
+        "branch, tag or commit of the tokenizer, or of the model for its tokenizer; the worker fetches that one; "
+        "refused with checkpoint_path, unless tokenizer is given",
     ),
     _refused(
         "quantization_param_path",
