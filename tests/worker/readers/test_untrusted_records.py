@@ -21,7 +21,6 @@ ASKED: dict[str, dict[str, Any]] = {
     "arguments of a processor": {"messages": MESSAGES, "mm_processor_kwargs": {"trust_remote_code": True}},
     "a place to move caches to": {"prompt": "a", "kv_transfer_params": {"remote_host": "elsewhere"}},
     "an endpoint": {"custom_id": "c", "method": "GET", "url": "http://elsewhere/", "body": {"prompt": "a"}},
-    "a pattern that never ends": {"prompt": "a", "guided_regex": "(a+)+$"},
     "a million completions": {"prompt": "a", "n": 1_000_000},
     "its own file's name": {"prompt": "a", "output_data_path": "/etc/passwd"},
 }
