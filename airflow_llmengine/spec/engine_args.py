@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_llmengine.spec.engine_fields import ENGINE_FIELDS, Becomes
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError
-from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, is_unicode, path_step
+from airflow_llmengine.spec.wire_faults import FLAGS, LONGEST_SHOWN, is_unicode, path_step
 
 ENGINE_ARGS = "engine_args"
 
@@ -168,7 +168,7 @@ WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 def parse_engine_args(value: Any) -> dict[str, Any]:
     """Read them from an object or its JSON text; None and an empty text are none at all.
 
-    A value that is null counts as not given.
+    A value that is null counts as not given. A template renders to text: what that says of a flag is a flag.
 
     Raises:
         RequestInvalidError: With everything that is wrong.
@@ -177,13 +177,15 @@ def parse_engine_args(value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_refuse_constant)
+            value = json.loads(value, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
+        except RequestInvalidError:
+            raise
         except (ValueError, RecursionError):
             raise RequestInvalidError([Refusal(ENGINE_ARGS, "is not valid JSON")]) from None
     refusals = list(engine_args_refusals(value))
     if refusals:
         raise RequestInvalidError(refusals)
-    return {name: _plain(inner) for name, inner in value.items() if inner is not None}
+    return {name: _read(inner) for name, inner in value.items() if inner is not None}
 
 
 def engine_args_refusals(value: Any) -> Iterator[Refusal]:
@@ -258,6 +260,11 @@ def _nested_fault(value: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _read(value: Any) -> Any:
+    """The value of one argument; no argument of vLLM's takes these words for anything else."""
+    return FLAGS.get(value, value) if isinstance(value, str) else _plain(value)
+
+
 def _plain(value: Any) -> Any:
     """The same of JSON's own types."""
     if isinstance(value, Mapping):
@@ -267,3 +274,14 @@ def _plain(value: Any) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise RequestInvalidError(
+            [Refusal(ENGINE_ARGS, f"gives {path_step(twice).lstrip('.')} twice", "leave one of the two out")]
+        )
+    return fields
