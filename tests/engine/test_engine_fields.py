@@ -158,6 +158,7 @@ def test_where_there_are_gpus_or_images_they_reach_vllms_own_configs(
     """On vLLM's config objects: this machine has no GPU, and the small model takes text only."""
     from vllm.config.cache import CacheConfig
     from vllm.config.multimodal import MultiModalConfig
+    from vllm.config.structured_outputs import StructuredOutputsConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
@@ -166,7 +167,11 @@ def test_where_there_are_gpus_or_images_they_reach_vllms_own_configs(
             limit_per_prompt=self.limit_mm_per_prompt, mm_processor_kwargs=self.mm_processor_kwargs
         )
         cache = CacheConfig(kv_offloading_size=self.kv_offloading_size)
-        return SimpleNamespace(model_config=SimpleNamespace(multimodal_config=multimodal), cache_config=cache)
+        return SimpleNamespace(
+            model_config=SimpleNamespace(multimodal_config=multimodal),
+            cache_config=cache,
+            structured_outputs_config=StructuredOutputsConfig(backend="xgrammar"),
+        )
 
     fields = {"tensor_parallel_size": 4, **{name: case[0] for name, case in NEEDS_OTHERS.items()}}
     arguments = {**arguments_of(quickstart_model, fields), "gpu_memory_utilization": 0.5}
