@@ -65,7 +65,7 @@ NUMBER_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 
 EPERM, ENOSYS = 1, 38
 O_TRUNC, O_PATH, O_TMPFILE, O_ACCMODE = 0o1000, 0o10000000, 0o20000000, 3
-MAP_HUGETLB = 0x40000
+MAP_ANONYMOUS, MAP_HUGETLB = 0x20, 0x40000
 # F_DUPFD to F_SETFL, F_GETLK, F_SETLK (for SQLite), F_DUPFD_CLOEXEC; nothing that says who gets a signal.
 FCNTL_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 1030)
 # TCGETS and TIOCGWINSZ (is it a terminal?), FIONREAD, FIONBIO, FIONCLEX, FIOCLEX.
@@ -142,8 +142,9 @@ def _rules(pid: int) -> dict[str, tuple[tuple[int | None, int | None], list[_Ins
         "tgkill": ((234, 131), _one_of(0, (pid,))),
         # What ends it when its CPU time is over is not to be ignored.
         "rt_sigaction": ((13, 134), _none_of(0, (int(signal.SIGXCPU),))),
+        # No files: one page of a removed file would keep all of it, and nobody counts such files.
         # Huge pages are taken from a stock that all share.
-        "mmap": ((9, 222), _without_bits(3, MAP_HUGETLB)),
+        "mmap": ((9, 222), _memory_alone(3)),
         # To read limits, not to change them: the third argument, 64 bits, is a null pointer.
         "prlimit64": (
             (302, 261),
@@ -194,12 +195,13 @@ def _none_of(index: int, values: Sequence[int]) -> list[_Instruction]:
     return [_argument(index), *tests, _Instruction(RETURN, ALLOW)]
 
 
-def _without_bits(index: int, bits: int) -> list[_Instruction]:
+def _memory_alone(flags: int) -> list[_Instruction]:
     return [
-        _argument(index),
-        _Instruction(JUMP_BIT, bits, if_false=1),
-        _refuse(),
+        _argument(flags),
+        _Instruction(JUMP_BIT, MAP_HUGETLB, if_true=2),
+        _Instruction(JUMP_BIT, MAP_ANONYMOUS, if_false=1),
         _Instruction(RETURN, ALLOW),
+        _refuse(),
     ]
 
 

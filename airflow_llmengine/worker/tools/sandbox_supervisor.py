@@ -11,6 +11,7 @@ them, or stop itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
@@ -19,6 +20,7 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType
@@ -135,6 +137,7 @@ class _Supervisor:
         self._library = [folder for folder in sys.path if Path(folder).is_dir()]
         # Lists these folders, which the interpreter may not: what else is installed there is not its business.
         PathFinder.find_spec("no_module_has_this_name", self._library)
+        _load_extensions(self._library)
         self._user = nobody_if_possible()
         if self._user is not None:
             os.chown(".", self._user, self._user)
@@ -320,6 +323,14 @@ class _Supervisor:
         finally:
             os.setresuid(0, -1, -1)
             os.setresgid(os.getegid(), -1, -1)
+
+
+def _load_extensions(library: Sequence[str]) -> None:
+    """Load the files of the library's extension modules, for the interpreter may map none; none is imported."""
+    for folder in library:
+        for path in Path(folder).glob("*.so"):
+            with contextlib.suppress(OSError):  # What it needs isn't installed, as on machines without a display.
+                ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
 
 
 def _limit_cpu(pid: int, seconds: int) -> None:
