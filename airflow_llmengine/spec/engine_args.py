@@ -13,7 +13,7 @@ from math import isfinite
 from typing import Any
 
 from airflow_llmengine.spec.engine_fields import ENGINE_FIELDS, Becomes
-from airflow_llmengine.spec.validation import Refusal, RequestInvalidError
+from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, refuse_duplicates
 from airflow_llmengine.spec.wire_faults import FLAGS, LONGEST_SHOWN, is_unicode, path_step
 
 ENGINE_ARGS = "engine_args"
@@ -177,11 +177,11 @@ def parse_engine_args(value: Any) -> dict[str, Any]:
         return {}
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates)
-        except RequestInvalidError:
-            raise
-        except (ValueError, RecursionError):
+            value = json.loads(value, parse_constant=_refuse_constant, object_pairs_hook=refuse_duplicates)
+        except (json.JSONDecodeError, RecursionError):
             raise RequestInvalidError([Refusal(ENGINE_ARGS, "is not valid JSON")]) from None
+        except ValueError as error:
+            raise RequestInvalidError([Refusal(ENGINE_ARGS, f"is not valid JSON: {error}")]) from None
     refusals = list(engine_args_refusals(value))
     if refusals:
         raise RequestInvalidError(refusals)
@@ -274,14 +274,3 @@ def _plain(value: Any) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise RequestInvalidError(
-            [Refusal(ENGINE_ARGS, f"gives {path_step(twice).lstrip('.')} twice", "leave one of the two out")]
-        )
-    return fields

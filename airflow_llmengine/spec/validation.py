@@ -108,7 +108,7 @@ def _parse_json(text: str | bytes) -> Any:
             text.removeprefix("\ufeff"),
             parse_constant=_refuse_constant,
             parse_int=_parse_integer,
-            object_pairs_hook=_refuse_duplicates,
+            object_pairs_hook=refuse_duplicates,
         )
     except UnicodeDecodeError as error:
         reason = f"the request is not UTF-8 (byte {error.start})"
@@ -133,7 +133,12 @@ def _parse_integer(digits: str) -> int:
         raise ValueError(f"a number has {len(digits)} digits") from None
 
 
-def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON text by its names and values, for ``json.loads``.
+
+    Raises:
+        ValueError: A name is given twice.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

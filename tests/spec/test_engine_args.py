@@ -83,7 +83,10 @@ def test_what_is_given_is_read(given: Any, read: dict[str, Any]) -> None:
         ({"port": 80}, "engine_args.port: can't be set: there is no HTTP server; leave it out"),
         ({"nnodes": 2}, "engine_args.nnodes: can't be set: how the engine spans nodes follows from"),
         ({"hf_token": "hf_secret"}, "engine_args.hf_token: can't be set: files come from where model_config says"),
-        ('{"max_logprobs": 1, "max_logprobs": 2}', "engine_args: gives max_logprobs twice"),
+        (
+            '{"max_logprobs": 1, "max_logprobs": 2}',
+            "engine_args: is not valid JSON: the field max_logprobs is given twice",
+        ),
         ({"a": float("inf")}, "engine_args.a: must be a finite number"),
         ({"a": {1, 2}}, "engine_args.a: must be a JSON value, not a Python set"),
         ({"a": {1: 2}}, "engine_args.a: must be a JSON value: names in it must be strings"),
