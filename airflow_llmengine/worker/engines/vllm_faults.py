@@ -110,13 +110,16 @@ def rejection(
         return RecordRejectedError(fault.kind, "the prompt has no tokens")
     if fault.gave_up and (said := failed_on_structure(body)) is not None:
         return RecordRejectedError(RecordErrorType.REJECTED_BY_ENGINE, said)
-    said = _without_quotes(structure_fault(fault.message, body) or fault.message, body)
+    about = structure_fault(fault.message, body)
+    said = _without_quotes(about or fault.message, body)
     if said is None:
         said = (
             "vLLM failed on it and says nothing that can be shown"
             if fault.kind is RecordErrorType.INTERNAL
             else "vLLM refuses it, and what it says is left out because it quotes the record"
         )
+        if about is not None:
+            said = f"{about.partition(':')[0]}: {said}"
     return RecordRejectedError(fault.kind, said)
 
 

@@ -72,6 +72,13 @@ def test_a_sentence_that_quotes_the_record_is_left_out(body: dict[str, Any]) -> 
     assert "quotes the record" in error.message
 
 
+def test_then_the_field_with_the_structure_is_named_all_the_same() -> None:
+    fault = fault_of([], f"Grammar error: can't read {SECRET}", 400)
+    error = rejection(fault, {"prompt": "a", "structured_outputs": {"grammar": SECRET}})
+    assert error.message.startswith("guided_grammar: vLLM refuses it, and what it says is left out")
+    assert "nobody" not in error.message
+
+
 def test_a_short_text_counts_only_in_quotes() -> None:
     fault = fault_of([], "top_p must be 'at most 1'", 400)
     assert rejection(fault, {"prompt": "must"}).message == "top_p must be 'at most 1'"
