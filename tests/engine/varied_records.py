@@ -224,7 +224,7 @@ SPECIAL: tuple[Json, ...] = (
     {"prompt": "The year was", "guided_regex": " 1[0-9]{3}", **_GREEDY},
     {"prompt": "In JSON:", "guided_json": _CITY, **_GREEDY},
     {"prompt": "Is it so?", "guided_grammar": 'root ::= " yes" | " no"', **_GREEDY},
-    {"messages": _IN_OSLO, "guided_choice": ["It is warm.", "It is cold."], **_GREEDY},
+    {"messages": _IN_OSLO, "guided_choice": ["It is warm", "It is cold"], **_GREEDY},
     {
         "messages": _IN_OSLO,
         "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY, "strict": True}},
