@@ -71,7 +71,12 @@ ENGINE_FIELDS: tuple[EngineField, ...] = (
     _same("pipeline_parallel_size", "pipeline stages; worked out from the GPUs where it is not given"),
     _same("tensor_parallel_size", "GPUs that share each layer; worked out from the GPUs where it is not given"),
     _same("quantization", "how the weights are quantized, where the model's own config does not say"),
-    _translated("disable_log_requests", "enable_log_requests", "its negation: vLLM logs no requests unless told to"),
+    _translated(
+        "disable_log_requests",
+        "enable_log_requests",
+        "its negation: vLLM logs no requests unless told to; false logs the parameters of each, texts such as stop "
+        "among them",
+    ),
     _same("chat_template", "Jinja template of chat records instead of the model's own, letter for letter"),
     _same(
         "tool_call_parser",

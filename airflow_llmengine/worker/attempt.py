@@ -50,8 +50,9 @@ from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop
 from airflow_llmengine.worker.timing import Deadline, Timing
 from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
-from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError
 from airflow_llmengine.worker.tools.interpreters import Interpreters
+from airflow_llmengine.worker.tools.sandbox import require_sandbox
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 
 logger = logging.getLogger(__name__)

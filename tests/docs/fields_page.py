@@ -109,7 +109,7 @@ SCORES = (
 LINE = {
     "custom_id": "`custom_id` of the result line",
     "method": "nothing is sent: the engine is asked in the worker's own process",
-    "url": "decides which of the tables below the body is read by",
+    "url": "decides which of the tables on this page the body is read by",
     "body": "a record",
 }
 """What becomes of the fields of a batch file's line."""

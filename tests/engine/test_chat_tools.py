@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.worker.engines.base import RecordRejectedError
+from tests.engine.conftest import RunningEngine
+from tests.engine.records import chat
 from tests.engine.test_chat import QUESTION, Body, ask, prompt_of
 from tests.engine.test_v2 import tokenizer
 
@@ -15,7 +19,7 @@ __all__ = ["ask", "tokenizer"]
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
 
-AS_IT_IS = "{% for message in messages %}{{ message.content }}{% endfor %}"
+AS_IT_IS = "{% if tools %}{% endif %}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 def tool(name: str, argument: str, value: str) -> Body:
@@ -53,7 +57,15 @@ def test_the_model_may_call_a_tool(ask: Callable[..., Body]) -> None:
         assert body["choices"][0]["finish_reason"] == "tool_calls"
         assert body["choices"][0]["message"]["content"] is None
     # It need not.
-    assert ask(QUESTION, tools=TOOLS)["choices"][0]["message"] == ask(QUESTION)["choices"][0]["message"]
+    free = {"chat_template": "{% if tools %}{% endif %}" + QUESTION, "max_tokens": 8}
+    assert ask("", tools=TOOLS, **free)["choices"][0]["message"] == ask("", **free)["choices"][0]["message"]
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}], ids=str)
+def test_tools_that_the_model_is_not_shown_are_refused(running: RunningEngine, choice: Body) -> None:
+    with pytest.raises(RecordRejectedError, match="tools: the chat template does not show them") as refused:
+        running.answer(chat(QUESTION, tools=TOOLS, **choice))
+    assert refused.value.error_type is RecordErrorType.UNSUPPORTED
 
 
 def test_it_may_not(ask: Callable[..., Body]) -> None:

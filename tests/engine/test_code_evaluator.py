@@ -18,7 +18,7 @@ from airflow_llmengine.worker.engines.vllm_writing import VLLMWriter
 from airflow_llmengine.worker.engines.writing import Written
 from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
-from airflow_llmengine.worker.tools.code_runner import make_code_runner
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from tests.engine.conftest import RunningEngine
 from tests.engine.records import MAX_MODEL_LEN, v1
 from tests.worker.tools.authors import ScriptedRunner, evaluator, ran
@@ -77,7 +77,7 @@ def test_the_models_code_runs_and_it_goes_on_with_what_was_really_printed(
     running: RunningEngine, seen: list[Written]
 ) -> None:
     pairs = [(123, 457), (6, 7), (31, 17), (99, 99), (12, 12)]
-    found = outputs(running, evaluator(make_code_runner), *(product(*pair) for pair in pairs))
+    found = outputs(running, evaluator(SandboxedPython), *(product(*pair) for pair in pairs))
     for (one, other), output in zip(pairs, found, strict=True):
         right = str(one * other)
         assert output.text == ran(f"print({one} * {other})", right) + f"Answer: {right}"
@@ -88,9 +88,9 @@ def test_the_models_code_runs_and_it_goes_on_with_what_was_really_printed(
 def test_names_are_there_for_a_later_block_and_its_code_alone_runs(running: RunningEngine) -> None:
     prompt = two_blocks(1) + two_blocks(5) + "Question: Print 8 and 9.\n"
     record = v1(prompt, max_new_tokens=80, stop_sequences=["Question"])
-    (kept,) = outputs(running, evaluator(make_code_runner), record)
+    (kept,) = outputs(running, evaluator(SandboxedPython), record)
     assert kept.text == ran("x = 8\nprint(x)", "8") + ran("print(x + 1)", "9")
-    (forgotten,) = outputs(running, evaluator(make_code_runner, should_retry_on_error=False), record)
+    (forgotten,) = outputs(running, evaluator(SandboxedPython, should_retry_on_error=False), record)
     assert forgotten.text.startswith(ran("x = 8\nprint(x)", "8") + "```python\nprint(x + 1)\n```\nTraceback (most")
     assert "NameError: name 'x' is not defined\n>>>\n" in forgotten.text
 
@@ -98,7 +98,7 @@ def test_names_are_there_for_a_later_block_and_its_code_alone_runs(running: Runn
 def test_tokens_are_those_of_the_text_and_inserted_ones_have_no_log_probability(
     running: RunningEngine, seen: list[Written]
 ) -> None:
-    (output,) = outputs(running, evaluator(make_code_runner), product(123, 457, return_token_log_probs=True))
+    (output,) = outputs(running, evaluator(SandboxedPython), product(123, 457, return_token_log_probs=True))
     assert output.tokens is not None
     assert len(output.tokens) == output.num_completion_tokens
     assert "".join(token.token for token in output.tokens) == output.text + "\n\n"
@@ -112,7 +112,7 @@ def test_tokens_are_those_of_the_text_and_inserted_ones_have_no_log_probability(
 
 def test_it_ends_as_the_model_would_have_ended_had_it_written_all_of_that_itself(running: RunningEngine) -> None:
     record = product(31, 17)
-    (output,) = outputs(running, evaluator(make_code_runner), record)
+    (output,) = outputs(running, evaluator(SandboxedPython), record)
     before = ran("print(31 * 17)", "527")
     rest = running.answer(v1(EXAMPLES + "Question: What is 31 times 17?\n" + before, stop_sequences=["\n\n"]))
     assert output.text == before + rest.body["text"]

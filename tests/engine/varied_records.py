@@ -231,7 +231,14 @@ SPECIAL: tuple[Json, ...] = (
         **_GREEDY,
     },
     {"prompt": "{", "response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 5},
-    {"messages": _IN_OSLO, "tools": [_WEATHER], "tool_choice": "none", "temperature": 0, "max_tokens": 8},
+    {
+        "messages": _IN_OSLO,
+        "tools": [_WEATHER],
+        "tool_choice": "none",
+        "chat_template": "{{ tools[0].function.name }}? {{ messages[0].content }}",
+        "temperature": 0,
+        "max_tokens": 8,
+    },
     {
         "messages": _IN_OSLO,
         "tools": [_WEATHER],

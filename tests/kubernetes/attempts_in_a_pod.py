@@ -7,8 +7,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from airflow_llmengine.worker.tools.code_runner import require_sandbox
-from airflow_llmengine.worker.tools.sandbox import SandboxedPython
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython, require_sandbox
 from tests.worker.tools.attempts import ATTEMPTS
 from tests.worker.tools.surroundings import Surroundings
 

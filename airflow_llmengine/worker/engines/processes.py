@@ -14,6 +14,24 @@ _CGROUP_FILES = (
 )
 """Limit and usage of a container, in the second and the first version of Linux control groups."""
 
+_PROCESS_FILES = (
+    (Path("/sys/fs/cgroup/pids.max"), Path("/sys/fs/cgroup/pids.current")),
+    (Path("/sys/fs/cgroup/pids/pids.max"), Path("/sys/fs/cgroup/pids/pids.current")),
+)
+"""The same of processes, threads counted."""
+
+
+def available_processes() -> int | None:
+    """How many more processes and threads the container may have; None if there is no limit."""
+    left: list[int] = []
+    for limit_file, usage_file in _PROCESS_FILES:
+        try:
+            left.append(max(0, int(limit_file.read_text()) - int(usage_file.read_text())))
+        except (OSError, ValueError):
+            # No such file, or "max": no limit.
+            continue
+    return min(left, default=None)
+
 
 def available_memory() -> int:
     """Bytes that a process can still take: of the machine, and of the container if it has a limit."""

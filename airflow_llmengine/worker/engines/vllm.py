@@ -540,6 +540,7 @@ def _chat_abilities(loaded: Loaded) -> ChatAbilities:
         trusts_templates=loaded.arguments.trust_request_chat_template,
         trusts_media_arguments=loaded.arguments.trust_request_mm_kwargs,
         parses_reasoning=bool(config.structured_outputs_config.reasoning_parser) or _has_a_form_of_its_own(model),
+        parses_tool_calls=bool(loaded.arguments.enable_auto_tool_choice),
     )
 
 

@@ -47,6 +47,9 @@ class ChatAbilities:
     parses_reasoning: bool = False
     """Whether reasoning is told from the answer."""
 
+    parses_tool_calls: bool = False
+    """Whether calls that the model may make are told from the answer."""
+
     def require(self, body: Mapping[str, Any], template: Callable[[], str | None]) -> None:
         """Make sure that a request's fields have the effect that they ask for.
 
@@ -111,6 +114,10 @@ class ChatAbilities:
             return
         if body.get("documents") and "documents" not in reads:
             yield _UNSUPPORTED, f"documents: {_NOT_READ}"
+        # A call that the model must make is held to the tools, whether it sees them or not.
+        choices = (None, "auto", "none") if self.parses_tool_calls else ("none",)
+        if body.get("tools") and "tools" not in reads and body.get("tool_choice") in choices:
+            yield _UNSUPPORTED, f"tools: {_NO_TOOLS_SHOWN}"
         if self.parses_reasoning:
             # A parser may read them, too.
             return
@@ -121,8 +128,12 @@ class ChatAbilities:
                 yield _UNSUPPORTED, f"chat_template_kwargs{path_step(name)}: {_NOT_READ}"
 
 
-_FOR_TEMPLATES = frozenset({"documents", "reasoning_effort", "chat_template_kwargs"})
+_FOR_TEMPLATES = frozenset({"documents", "reasoning_effort", "chat_template_kwargs", "tools"})
 _NOT_READ = "the chat template does not read it; leave it out"
+_NO_TOOLS_SHOWN = (
+    "the chat template does not show them to the model; use a model or a chat_template that does, or say in "
+    "tool_choice which one it must call"
+)
 _NO_LOCAL_MEDIA = "files are read only from the folder that engine_args.allowed_local_media_path names"
 _NO_SUCH_HOST = "media are fetched only from the hosts that engine_args.allowed_media_domains lists; give them as data"
 _FOR_ALL = {

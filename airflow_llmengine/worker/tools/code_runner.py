@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["CodeOutput", "CodeRunner", "SandboxUnavailableError", "make_code_runner", "require_sandbox"]
+__all__ = ["CodeOutput", "CodeRunner", "SandboxUnavailableError"]
 
 
 class SandboxUnavailableError(Exception):
@@ -46,8 +46,8 @@ class CodeRunner(Protocol):
             What was printed, and whether it failed.
 
         Raises:
-            SandboxUnavailableError: The interpreter can't be started here, which `require_sandbox` tells beforehand, or
-                what watches over it was ended from outside. The next run begins anew.
+            SandboxUnavailableError: The interpreter can't be started here, which `sandbox.require_sandbox` tells
+                beforehand, or what watches over it was ended from outside. The next run begins anew.
         """
         ...
 
@@ -58,21 +58,3 @@ class CodeRunner(Protocol):
     async def close(self) -> None:
         """End the interpreter and remove all that it left; harmless when repeated, and complete when cancelled."""
         ...
-
-
-def require_sandbox() -> None:
-    """See whether code can be shut off here; to be called before an engine is loaded.
-
-    Raises:
-        SandboxUnavailableError: It can't, with what the kernel or the pod lacks and what to do.
-    """
-    from airflow_llmengine.worker.tools import sandbox
-
-    sandbox.require_sandbox()
-
-
-def make_code_runner() -> CodeRunner:
-    """Make the interpreter of one completion; nothing starts before its first run."""
-    from airflow_llmengine.worker.tools import sandbox
-
-    return sandbox.SandboxedPython()

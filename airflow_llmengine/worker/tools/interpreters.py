@@ -6,8 +6,9 @@ import asyncio
 import resource
 from collections.abc import Callable
 
-from airflow_llmengine.worker.engines.processes import available_memory
-from airflow_llmengine.worker.tools.code_runner import CodeOutput, CodeRunner, make_code_runner
+from airflow_llmengine.worker.engines.processes import available_memory, available_processes
+from airflow_llmengine.worker.tools.code_runner import CodeOutput, CodeRunner
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 
 LEAST_INTERPRETERS = 8
 MOST_INTERPRETERS = 256
@@ -21,6 +22,10 @@ MEMORY_SHARE = 2
 INTERPRETER_FILES = 16
 """What one interpreter is taken to need of the files that this process may have open."""
 
+INTERPRETER_PROCESSES = 4
+"""What one interpreter is taken to need of the processes and threads that the container may have: itself, what watches
+over it, and their start."""
+
 
 def affordable_interpreters() -> int:
     """How many interpreters this machine can bear beside the engine."""
@@ -28,6 +33,9 @@ def affordable_interpreters() -> int:
     bearable = available_memory() // MEMORY_SHARE // INTERPRETER_BYTES
     if files != resource.RLIM_INFINITY:
         bearable = min(bearable, files // INTERPRETER_FILES)
+    processes = available_processes()
+    if processes is not None:
+        bearable = min(bearable, processes // INTERPRETER_PROCESSES)
     return max(LEAST_INTERPRETERS, min(MOST_INTERPRETERS, bearable))
 
 
@@ -39,7 +47,7 @@ class Interpreters:
         make: Makes one.
     """
 
-    def __init__(self, most: int | None = None, make: Callable[[], CodeRunner] = make_code_runner) -> None:
+    def __init__(self, most: int | None = None, make: Callable[[], CodeRunner] = SandboxedPython) -> None:
         self._most = most
         self._make = make
         self._places: asyncio.Semaphore | None = None

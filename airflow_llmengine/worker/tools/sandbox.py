@@ -51,7 +51,11 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 
 
 def require_sandbox() -> None:
-    """See `code_runner.require_sandbox`."""
+    """See whether code can be shut off here; to be called before an engine is loaded.
+
+    Raises:
+        SandboxUnavailableError: It can't, with what the kernel or the pod lacks and what to do.
+    """
     require_sandbox_of(DEFAULT_LIMITS, sys.executable)
 
 

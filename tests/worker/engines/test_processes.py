@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from airflow_llmengine.worker.engines import processes
-from airflow_llmengine.worker.engines.processes import available_memory, end_processes, hurrying
+from airflow_llmengine.worker.engines.processes import available_memory, available_processes, end_processes, hurrying
 
 FAMILY = """
 import signal, subprocess, sys, time
@@ -78,5 +78,7 @@ def test_a_containers_limit_counts(
         files[0].write_text(limit)
         files[1].write_text("400")
     monkeypatch.setattr(processes, "_CGROUP_FILES", (files,))
+    monkeypatch.setattr(processes, "_PROCESS_FILES", (files,))
     found = available_memory()
     assert found == available if available is not None else found > 2**20
+    assert available_processes() == available

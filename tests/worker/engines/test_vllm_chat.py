@@ -14,6 +14,7 @@ from airflow_llmengine.worker.engines.vllm_chat import ChatAbilities, finish_cha
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 TEXT_MODEL = ChatAbilities()
 EYES = ChatAbilities(media=frozenset({"image"}), media_hosts=frozenset({"images.example"}))
+CALLING = ChatAbilities(parses_tool_calls=True)
 REASONING = ChatAbilities(parses_reasoning=True)
 
 
@@ -124,6 +125,24 @@ def test_what_the_template_does_not_read_is_refused(fields: dict[str, Any], read
     # Where vLLM has no template, or it is none, it has the word.
     assert refusal(TEXT_MODEL, None, **fields) is None
     assert refusal(TEXT_MODEL, "{{", **fields) is None
+
+
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}, {"tool_choice": "none"}], ids=str)
+def test_tools_that_the_template_does_not_show_are_refused(choice: dict[str, Any]) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    said = refusal(CALLING, tools=tools, **choice)
+    assert said is not None
+    assert said.startswith("tools: the chat template does not show them to the model; ")
+    assert refusal(CALLING, "{% for tool in tools %}{% endfor %}", tools=tools, **choice) is None
+    assert refusal(CALLING, None, tools=tools, **choice) is None
+
+
+def test_a_call_that_the_model_must_make_needs_no_template_that_shows_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    for choice in ("required", {"type": "function", "function": {"name": "clock"}}):
+        assert refusal(CALLING, tools=tools, tool_choice=choice) is None
+    # Without a parser of calls, vLLM says that there is none.
+    assert refusal(TEXT_MODEL, tools=tools) is None
 
 
 def test_only_what_the_template_does_not_read_is_named() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError
+from airflow_llmengine.worker.tools.sandbox import require_sandbox
 
 
 def what_is_missing() -> str:

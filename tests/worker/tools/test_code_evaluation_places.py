@@ -20,19 +20,22 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
-    ("memory", "files", "most"),
+    ("memory", "files", "processes", "most"),
     [
-        (0, 10**6, 8),
-        (4 * GIB, 10**6, 16),
-        (32 * GIB, 10**6, 128),
-        (1024 * GIB, 10**6, 256),
-        (32 * GIB, 1024, 64),
-        (32 * GIB, resource.RLIM_INFINITY, 128),
+        (0, 10**6, None, 8),
+        (4 * GIB, 10**6, None, 16),
+        (32 * GIB, 10**6, None, 128),
+        (1024 * GIB, 10**6, None, 256),
+        (32 * GIB, 1024, None, 64),
+        (32 * GIB, resource.RLIM_INFINITY, None, 128),
+        (32 * GIB, resource.RLIM_INFINITY, 200, 50),
+        (32 * GIB, resource.RLIM_INFINITY, 0, 8),
     ],
 )
-def test_interpreters_are_as_many_as_memory_and_open_files_allow(
-    monkeypatch: pytest.MonkeyPatch, memory: int, files: int, most: int
+def test_interpreters_are_as_many_as_memory_open_files_and_processes_allow(
+    monkeypatch: pytest.MonkeyPatch, memory: int, files: int, processes: int | None, most: int
 ) -> None:
+    monkeypatch.setattr(interpreters, "available_processes", lambda: processes)
     monkeypatch.setattr(interpreters, "available_memory", lambda: memory)
     monkeypatch.setattr(resource, "getrlimit", lambda _kind: (files, files))
     assert interpreters.affordable_interpreters() == most

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_llmengine.worker.tools.code_runner import CodeOutput, SandboxUnavailableError, make_code_runner
+from airflow_llmengine.worker.tools.code_runner import CodeOutput, SandboxUnavailableError
 from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from airflow_llmengine.worker.tools.sandbox_limits import DEFAULT_LIMITS, MAX_CODE_BYTES
 from tests.waiting import wait_until
@@ -302,9 +302,9 @@ def test_a_cancelled_close_is_completed(scratches: Path) -> None:
 @pytest.mark.parametrize("signal_name", ["SIGKILL", "SIGTERM"])
 def test_nothing_outlives_a_worker_that_is_killed(scratches: Path, signal_name: str) -> None:
     code = (
-        "import asyncio, tempfile\nfrom airflow_llmengine.worker.tools.code_runner import make_code_runner\n"
+        "import asyncio, tempfile\nfrom airflow_llmengine.worker.tools.sandbox import SandboxedPython\n"
         f"tempfile.tempdir = {str(scratches)!r}\n"
-        "async def main():\n    runner = make_code_runner()\n"
+        "async def main():\n    runner = SandboxedPython()\n"
         '    await runner.run(\'open("file", "w").write("data")\', 60)\n'
         "    print('ready', flush=True)\n    await runner.run('while True: pass', 600)\nasyncio.run(main())"
     )
@@ -363,7 +363,7 @@ def test_an_interpreter_that_was_killed_meanwhile_is_replaced() -> None:
 
 def test_many_at_once_do_not_see_one_another(scratches: Path) -> None:
     async def one(number: int) -> str:
-        runner = make_code_runner()
+        runner = SandboxedPython()
         try:
             await runner.run(f"x = {number}\nopen('file', 'w').write(str(x))", TIMEOUT)
             return (await runner.run("print(x, open('file').read())", TIMEOUT)).text

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from airflow_llmengine.worker.tools import sandbox_seccomp
-from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
-from airflow_llmengine.worker.tools.sandbox import SandboxedPython, require_sandbox_of
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError
+from airflow_llmengine.worker.tools.sandbox import SandboxedPython, require_sandbox, require_sandbox_of
 from airflow_llmengine.worker.tools.sandbox_limits import DEFAULT_LIMITS
 from tests.worker.tools.sandboxes import needs_sandbox
 from tests.worker.tools.test_sandbox import children, of_process, run
@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[3]
 
 REFUSED = """
 import asyncio, ctypes, os, sys
-from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError
+from airflow_llmengine.worker.tools.sandbox import require_sandbox
 from airflow_llmengine.worker.tools import sandbox_seccomp as seccomp
 from airflow_llmengine.worker.tools.sandbox import SandboxedPython
 from airflow_llmengine.worker.tools.sandbox_syscalls import check, libc
@@ -103,7 +104,8 @@ def test_a_pod_without_room_for_one_more_process_is_said_and_is_no_output_of_the
 
 LIMITED = """
 import resource, sys
-from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError, require_sandbox
+from airflow_llmengine.worker.tools.code_runner import SandboxUnavailableError
+from airflow_llmengine.worker.tools.sandbox import require_sandbox
 kind, most = map(int, sys.argv[1:])
 resource.setrlimit(kind, (most, most))
 try:
