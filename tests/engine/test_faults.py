@@ -134,8 +134,7 @@ def test_a_whole_surrogate_pair_is_one_character(running: RunningEngine) -> None
         (completion(CAPITAL, suffix="the end"), "suffix"),
         (completion(CAPITAL, max_tokens=0), "max_tokens"),
         (chat("hi", top_logprobs=3), "logprobs"),
-        (chat([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]), "multimodal"),
-        (chat("", messages=[{"role": "user", "content": "hi"}], continue_final_message=True), "continue_final_message"),
+        (chat("hi", min_p=5), "min_p"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -154,7 +153,7 @@ def test_no_log_line_shows_a_prompt_or_an_answer(
         for record in (
             v1(private * 600),
             completion(private, min_p=5),
-            chat("", messages=[{"role": "user", "content": private}], continue_final_message=True),
+            chat(private, min_p=5),
         ):
             rejected(running, record)
     captured = capfd.readouterr()
