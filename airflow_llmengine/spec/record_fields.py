@@ -51,7 +51,7 @@ FROM_THE_GENERATION_CONFIG = (
 )
 """Fields of vLLM's requests that take the model's own generation config where they are not given.
 
-``max_tokens`` is the one that this bounds where it *is* given, too.
+But not ``max_tokens`` of a completion, for which the API has a default of its own.
 """
 
 

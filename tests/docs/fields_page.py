@@ -189,8 +189,7 @@ SECTIONS = (
     Section(
         "Completions and chats",
         "What both kinds of V2 records have. Here and below, the last column is the field of vLLM's own request. *The "
-        "model's* default is that of its `generation_config.json`, as with `vllm serve`. Its `max_new_tokens` bounds "
-        "`max_tokens` also where that is given.",
+        "model's* default is that of its `generation_config.json`, as with `vllm serve`.",
         SamplingFields,
         of_record(COMPLETION_FIELDS),
         generation_config=COMPLETION_FIELDS,
@@ -207,7 +206,6 @@ SECTIONS = (
         CompletionV2Request,
         of_record(COMPLETION_FIELDS),
         without=frozenset(SamplingFields.model_fields),
-        generation_config=COMPLETION_FIELDS,
     ),
     Section(
         "Chats",
