@@ -117,7 +117,7 @@ def test_calls_and_what_the_tools_gave_back_reach_the_template(ask: Callable[...
     ]
     template = "{{ messages | tojson }}\n{{ tools | tojson }}"
     prompt = prompt_of(
-        ask("", messages=messages, tools=TOOLS, chat_template=template, return_token_ids=True), tokenizer
+        ask("", messages=messages, tools=TOOLS, chat_template=template, return_token_ids=True, max_tokens=1), tokenizer
     )
     shown, offered = (json.loads(line) for line in prompt.splitlines())
     assert shown[1]["tool_calls"][0]["function"] == {"name": "get_time", "arguments": {"zone": "UTC"}}
