@@ -23,6 +23,7 @@ from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.engines.vllm_argument_names import engine_argument_names, unknown_arguments
 from airflow_llmengine.worker.weights.model_files import ModelFiles
+from airflow_llmengine.worker.weights.model_source import ModelSource
 from tests.engine.conftest import RunningEngine
 from tests.engine.records import job
 
@@ -72,6 +73,8 @@ CASES: Mapping[str, tuple[Any, str, Any]] = {
 }
 """Fields with a value, and where in vLLM's resolved config it stands as what."""
 
+OF_A_HUB = frozenset({"revision", "code_revision", "tokenizer_revision"})
+
 SERVED: Mapping[str, tuple[dict[str, Any], str, Any]] = {
     "disable_log_requests": ({"disable_log_requests": False}, "enable_log_requests", True),
     "chat_template": ({"chat_template": "{{ messages }}"}, "chat_template", "{{ messages }}"),
@@ -107,7 +110,14 @@ def test_each_field_has_its_case() -> None:
 
 def arguments_of(checkpoint: Path, fields: Mapping[str, Any], further: Mapping[str, Any] | None = None) -> Any:
     # Nothing of the small job's own.
-    request = job(checkpoint, **{"max_model_len": None, "max_num_seqs": None, "dtype": None, **fields})
+    bare = {"max_model_len": None, "max_num_seqs": None, "dtype": None}
+    if OF_A_HUB & fields.keys():
+        # As a hub's model is once it was fetched: a folder has no revisions.
+        of_a_hub = {"model": "org/small", "checkpoint_path": None, "trust_remote_code": True}
+        request = job(checkpoint, **{**bare, **of_a_hub, **fields})
+        assert check(request) == []
+        return vllm._arguments(request, ModelSource(checkpoint, None), None, further)
+    request = job(checkpoint, **{**bare, **fields})
     assert check(request) == []
     return vllm._arguments(request, ModelFiles(Storage(), request).find(), None, further)
 
