@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,24 @@ _PROCESS_FILES = (
 
 def available_processes() -> int | None:
     """How many more processes and threads the container may have; None if there is no limit."""
-    left: list[int] = []
-    for limit_file, usage_file in _PROCESS_FILES:
-        try:
-            left.append(max(0, int(limit_file.read_text()) - int(usage_file.read_text())))
-        except (OSError, ValueError):
-            # No such file, or "max": no limit.
-            continue
-    return min(left, default=None)
+    return min(_left_in_container(_PROCESS_FILES), default=None)
 
 
 def available_memory() -> int:
     """Bytes that a process can still take: of the machine, and of the container if it has a limit."""
     import psutil
 
-    available = int(psutil.virtual_memory().available)
-    for limit_file, usage_file in _CGROUP_FILES:
+    return min([int(psutil.virtual_memory().available), *_left_in_container(_CGROUP_FILES)])
+
+
+def _left_in_container(files: Iterable[tuple[Path, Path]]) -> Iterator[int]:
+    """What a container may still take, by each pair of a limit and its usage that there is."""
+    for limit_file, usage_file in files:
         try:
-            limit, usage = int(limit_file.read_text()), int(usage_file.read_text())
+            yield max(0, int(limit_file.read_text()) - int(usage_file.read_text()))
         except (OSError, ValueError):
             # No such file, or "max": no limit.
             continue
-        available = min(available, max(0, limit - usage))
-    return available
 
 
 def end_processes(roots: Sequence[int], patience: float) -> None:
