@@ -14,8 +14,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.worker.engines.base import Answer, Engine, EngineDiedError, RecordRejectedError
-from airflow_llmengine.worker.records import Record
+from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +87,6 @@ class EngineKeeper:
             self._restarting.cancel()
             await asyncio.gather(self._restarting, return_exceptions=True)
         await self._engine.stop()
-
-    async def complete(
-        self, record: Record, *, deaths: int = 0, before_alone: Callable[[], Awaitable[None]] | None = None
-    ) -> Answer:
-        """Answer one record, through as many engines as it takes. See ``ask``."""
-        return await self.ask(lambda engine: engine.complete(record), deaths=deaths, before_alone=before_alone)
 
     async def ask(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
 
@@ -16,6 +16,10 @@ from airflow_llmengine.worker.records import Record
 
 def record(index: int) -> Record:
     return Record(index=index, location=f"line {index + 1}", request=CompletionV2Request(prompt="x", max_tokens=1))
+
+
+def completed(one: Record) -> Callable[[Engine], Awaitable[Answer]]:
+    return lambda engine: engine.complete(one)
 
 
 class MortalEngine:
@@ -96,7 +100,7 @@ class Trial:
             self.alone.append(index)
 
         try:
-            await keeper.complete(record(index), deaths=deaths, before_alone=before_alone)
+            await keeper.ask(completed(record(index)), deaths=deaths, before_alone=before_alone)
         except RecordRejectedError as error:
             return error.error_type.value
         except EngineDiedError as error:
@@ -177,7 +181,7 @@ def test_records_that_are_cancelled_leave_room_for_others() -> None:
         trial = Trial(lambda: MortalEngine({0}, []))
         keeper = EngineKeeper(trial.make, started=trial.note_start, died=trial.note_death)
         await keeper.start()
-        tasks = [asyncio.create_task(keeper.complete(record(index))) for index in range(20)]
+        tasks = [asyncio.create_task(keeper.ask(completed(record(index)))) for index in range(20)]
         await asyncio.sleep(0.001)
         for task in tasks[1:10]:
             task.cancel()
