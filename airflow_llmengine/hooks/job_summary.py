@@ -26,6 +26,8 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "truncated": manifest.truncated,
         "failed": manifest.failed,
         "failures": dict(manifest.failures),
+        "repeated": manifest.repeated,
+        "cached": manifest.cached,
         "prompt_tokens": manifest.prompt_tokens,
         "completion_tokens": manifest.completion_tokens,
         "model": manifest.model,

@@ -312,10 +312,12 @@ def _line(state: State, status: JobStatus, progress: JobProgress, decision: Deci
         return (
             f"No worker is at the job, with {done_of(progress)} done. Its launcher may start one again: waiting{until}."
         )
-    truncated = f", {progress.records_truncated} truncated by max_tokens" if progress.records_truncated else ""
+    further = f", {progress.records_truncated} truncated by max_tokens" if progress.records_truncated else ""
+    further += f", {progress.records_repeated} repeated" if progress.records_repeated else ""
+    further += f", {progress.records_cached} cached" if progress.records_cached else ""
     return (
         f"{_replicas(status)} at work: {done_of(progress)} done, {progress.records_per_second:.1f} "
-        f"records/s, {progress.records_failed} failed{truncated}; waiting{until}."
+        f"records/s, {progress.records_failed} failed{further}; waiting{until}."
     )
 
 

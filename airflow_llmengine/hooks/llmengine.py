@@ -45,6 +45,10 @@ class JobProgress:
     """Failed records of the latest attempts by error type."""
     records_truncated: int = 0
     """Records of the latest attempts whose structured output was cut by ``max_tokens``; no failures."""
+    records_repeated: int = 0
+    """Records of the latest attempts that were answered by another record's answer."""
+    records_cached: int = 0
+    """Records of the latest attempts that were answered by an answer of an earlier run."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     records_per_second: float = 0.0
@@ -369,6 +373,8 @@ def progress_of(status: JobStatus) -> JobProgress:
             records_failed=manifest.failed,
             failures=dict(manifest.failures),
             records_truncated=manifest.truncated,
+            records_repeated=manifest.repeated,
+            records_cached=manifest.cached,
             prompt_tokens=manifest.prompt_tokens,
             completion_tokens=manifest.completion_tokens,
             updated=manifest.finished,
@@ -384,6 +390,8 @@ def progress_of(status: JobStatus) -> JobProgress:
         records_failed=sum(beat.records_failed for beat in beats),
         failures=failures,
         records_truncated=sum(beat.records_truncated for beat in beats),
+        records_repeated=sum(beat.records_repeated for beat in beats),
+        records_cached=sum(beat.records_cached for beat in beats),
         prompt_tokens=sum(beat.prompt_tokens for beat in beats),
         completion_tokens=sum(beat.completion_tokens for beat in beats),
         records_per_second=sum(beat.records_per_second for beat in status.alive),

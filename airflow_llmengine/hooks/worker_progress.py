@@ -47,6 +47,10 @@ def progress_line(status: JobStatus, attempt: WorkerAttempt) -> str:
         parts.append(f"{progress.records_failed} failed")
     if progress.records_truncated:
         parts.append(f"{progress.records_truncated} truncated by max_tokens")
+    if progress.records_repeated:
+        parts.append(f"{progress.records_repeated} repeated")
+    if progress.records_cached:
+        parts.append(f"{progress.records_cached} cached")
     if progress.records_per_second > 0:
         parts.append(f"{progress.records_per_second:.1f} records/s, {progress.tokens_per_second:.0f} tokens/s")
         if progress.records_total is not None:

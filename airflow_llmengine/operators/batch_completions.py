@@ -34,8 +34,8 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
 
     The task succeeds when a valid manifest of this very job stands beside the output, and never otherwise. Its XCom is
     ``output_data_path``, ``manifest_path``, ``records``, ``succeeded``, ``truncated``, ``failed``, ``failures``
-    (by type), ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job`` (the job handle), each also under its own
-    key, so that ``task.output["output_data_path"]`` is the path. It never holds data.
+    (by type), ``repeated``, ``cached``, ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job`` (the job
+    handle), each also under its own key, so that ``task.output["output_data_path"]`` is the path. It never holds data.
 
     It is one replica: for ``data_parallelism`` there is ``LLMEngineBatchCompletionsTaskGroup``.
 

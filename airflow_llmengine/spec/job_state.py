@@ -197,6 +197,10 @@ class Heartbeat(StateDocument):
     """Failed records of this attempt by error type."""
     records_truncated: int = 0
     """Records of this attempt whose structured output was cut by ``max_tokens``: neither failed nor a success."""
+    records_repeated: int = 0
+    """Records of this attempt that were answered by another record's answer of it."""
+    records_cached: int = 0
+    """Records of this attempt that were answered by an answer of an earlier run."""
     records_committed: int = 0
     """Records of the chunks that this replica has committed, over all of its attempts: each record counts for one."""
     failures_committed: dict[str, int] = Field(default_factory=dict)

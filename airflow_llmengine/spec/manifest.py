@@ -43,10 +43,15 @@ class Manifest(StateDocument):
     failed: NonNegativeInt
     failures: dict[str, NonNegativeInt] = Field(default_factory=dict)
     """Failed records by error type."""
+    repeated: NonNegativeInt = 0
+    """Records that were answered by another record's answer of the same attempt, as they ask the same."""
+    cached: NonNegativeInt = 0
+    """Records that were answered by an answer of an earlier run."""
     duplicate_custom_ids: NonNegativeInt = 0
     """Lines of an OpenAI batch file whose ``custom_id`` a line before them has; each is answered all the same."""
     prompt_tokens: NonNegativeInt
     completion_tokens: NonNegativeInt
+    """Like ``prompt_tokens`` those of all answers, repeated and cached ones included."""
     model: str
     model_identity: str | None = None
     engine: str

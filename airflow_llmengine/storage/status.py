@@ -57,9 +57,11 @@ class JobStatus:
         if self.manifest is not None:
             manifest = self.manifest
             failures = ", ".join(f"{count} {name}" for name, count in manifest.failures.items()) or "none"
-            truncated = f", truncated by max_tokens: {manifest.truncated}" if manifest.truncated else ""
+            further = f", truncated by max_tokens: {manifest.truncated}" if manifest.truncated else ""
+            further += f", repeated: {manifest.repeated}" if manifest.repeated else ""
+            further += f", cached: {manifest.cached}" if manifest.cached else ""
             lines = [
-                f"done       {manifest.records} records, failed: {failures}{truncated}",
+                f"done       {manifest.records} records, failed: {failures}{further}",
                 f"output     {manifest.output_data_path} ({manifest.output_bytes} bytes)",
                 f"tokens     {manifest.prompt_tokens} in, {manifest.completion_tokens} out",
                 f"job        {manifest.fingerprint}, generation {manifest.generation}, of {manifest.owner}",
@@ -88,6 +90,8 @@ class JobStatus:
             f"replica {beat.replica:<2} {beat.phase}, {beat.records_committed + beat.records_open} records, "
             f"{beat.records_failed} failed, "
             + (f"{beat.records_truncated} truncated by max_tokens, " if beat.records_truncated else "")
+            + (f"{beat.records_repeated} repeated, " if beat.records_repeated else "")
+            + (f"{beat.records_cached} cached, " if beat.records_cached else "")
             + f"{beat.records_per_second:.1f} records/s, "
             f"{beat.tokens_per_second:.0f} tokens/s, heard of {max(0, round(time.time() - beat.updated))} s ago"
             for beat in self.heartbeats

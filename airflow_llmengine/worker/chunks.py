@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -59,6 +59,10 @@ class ChunkHeader(StateDocument):
     """Records whose error is not to be tried again though it is of a kind that may be over."""
     truncated: list[NonNegativeInt] = Field(default_factory=list)
     """Records whose structured output was cut by ``max_tokens``; their elements, which are the API's, don't say it."""
+    repeated: list[NonNegativeInt] = Field(default_factory=list)
+    """Records that were answered by another record's answer of the same attempt."""
+    cached: list[NonNegativeInt] = Field(default_factory=list)
+    """Records that were answered by an answer of an earlier run."""
     prompt_tokens: NonNegativeInt = 0
     completion_tokens: NonNegativeInt = 0
 
@@ -84,6 +88,10 @@ class Finished:
     """Whether the record is not to be tried again, whatever kind its error is of."""
     truncated: bool = False
     """Whether it is structured output that was cut by ``max_tokens``: kept as it is, and no success."""
+    repeated: bool = False
+    """Whether it is another record's answer of the same attempt: nothing was generated for it."""
+    cached: bool = False
+    """Whether it is an answer of an earlier run: nothing was generated for it."""
 
     @property
     def may_be_over(self) -> bool:
@@ -203,6 +211,8 @@ def encode_results(number: int, first: int, results: Sequence[Finished], indices
         failures=dict(Counter(result.error_type for result in results if result.error_type is not None)),
         final=[index for index, result in by_index if result.final],
         truncated=[index for index, result in by_index if result.truncated],
+        repeated=[index for index, result in by_index if result.repeated],
+        cached=[index for index, result in by_index if result.cached],
         prompt_tokens=sum(result.prompt_tokens for result in results),
         completion_tokens=sum(result.completion_tokens for result in results),
     )
@@ -227,6 +237,8 @@ def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
         raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
     if sum(header.failures.values()) + len(header.truncated) > header.records:
         raise ValueError(f"chunk {header.chunk} counts more failed and truncated records than it holds")
+    if sum(header.failures.values()) + len(header.repeated) + len(header.cached) > header.records:
+        raise ValueError(f"chunk {header.chunk} counts more failed, repeated and cached records than it holds")
     return header, elements
 
 
@@ -252,12 +264,20 @@ def restore_chunk(data: bytes) -> dict[int, Finished]:
 
 def _restored(header: ChunkHeader, elements: Iterable[tuple[int, bytes]]) -> dict[int, Finished]:
     final, truncated = frozenset(header.final), frozenset(header.truncated)
+    repeated, cached = frozenset(header.repeated), frozenset(header.cached)
     return {
-        index: _finished(element, final=index in final, truncated=index in truncated) for index, element in elements
+        index: replace(
+            _counted(element),
+            final=index in final,
+            truncated=index in truncated,
+            repeated=index in repeated,
+            cached=index in cached,
+        )
+        for index, element in elements
     }
 
 
-def _finished(element: bytes, *, final: bool, truncated: bool) -> Finished:
+def _counted(element: bytes) -> Finished:
     """Count an element again that was read back."""
     try:
         value = json.loads(element)
@@ -275,6 +295,4 @@ def _finished(element: bytes, *, final: bool, truncated: bool) -> Finished:
         error_type=error_type if isinstance(error_type, str) else None,
         prompt_tokens=_count_or(usage.get("prompt_tokens"), _count_or(body.get("num_prompt_tokens"), 0)),
         completion_tokens=_count_or(usage.get("completion_tokens"), _count_or(body.get("num_completion_tokens"), 0)),
-        final=final,
-        truncated=truncated,
     )

@@ -50,6 +50,8 @@ class _Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated: int = 0
+    repeated: int = 0
+    cached: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     example: str | None = None
     """Message of a failed record, of the type that is commonest."""
@@ -59,6 +61,8 @@ class _Totals:
         self.prompt_tokens += header.prompt_tokens
         self.completion_tokens += header.completion_tokens
         self.truncated += len(header.truncated)
+        self.repeated += len(header.repeated)
+        self.cached += len(header.cached)
         self.failures.update(header.failures)
 
 
@@ -135,6 +139,8 @@ def _collect(
         truncated=totals.truncated,
         failed=totals.failures.total(),
         failures=dict(totals.failures),
+        repeated=totals.repeated,
+        cached=totals.cached,
         duplicate_custom_ids=_tell_duplicates(custom_ids),
         prompt_tokens=totals.prompt_tokens,
         completion_tokens=totals.completion_tokens,

@@ -36,8 +36,14 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
     """Records of this attempt whose structured output was cut by ``max_tokens``."""
+    repeated: int = 0
+    """Records of this attempt that were answered by another record's answer of it."""
+    cached: int = 0
+    """Records of this attempt that were answered by an answer of an earlier run."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    generated_tokens: int = 0
+    """Those of ``completion_tokens`` that the engine made, and did not only stand in answers that there were."""
     committed: set[int] = field(default_factory=set)
     records_committed: int = 0
     """In all attempts of this replica, like the failures among them."""
@@ -88,8 +94,12 @@ class Progress:
             self.failures[result.error_type] += 1
             self.failures_open[result.error_type] += 1
         self.truncated += result.truncated
+        self.repeated += result.repeated
+        self.cached += result.cached
         self.prompt_tokens += result.prompt_tokens
         self.completion_tokens += result.completion_tokens
+        if not (result.repeated or result.cached):
+            self.generated_tokens += result.completion_tokens
 
     def restore(self, results: Iterable[Finished]) -> None:
         """Count the records of an open chunk that an earlier attempt finished."""
@@ -125,14 +135,14 @@ class Progress:
     def rates(self) -> tuple[float, float]:
         """Records and generated tokens a second, over the last minute."""
         now = time.monotonic()
-        self._samples.append((now, self.done, self.completion_tokens))
+        self._samples.append((now, self.done, self.generated_tokens))
         while len(self._samples) > 2 and now - self._samples[0][0] > RATE_WINDOW_SECONDS:
             self._samples.popleft()
         then, done, tokens = self._samples[0]
         seconds = now - then
         if seconds <= 0:
             return 0.0, 0.0
-        return (self.done - done) / seconds, (self.completion_tokens - tokens) / seconds
+        return (self.done - done) / seconds, (self.generated_tokens - tokens) / seconds
 
     def line(self) -> str:
         """One line for a person: done/total, speeds, time to go, failures."""
@@ -150,15 +160,21 @@ class Progress:
         parts.append(f"{self.failed} failed")
         if self.truncated:
             parts.append(f"{self.truncated} truncated by max_tokens")
+        if self.repeated:
+            parts.append(f"{self.repeated} repeated")
+        if self.cached:
+            parts.append(f"{self.cached} cached")
         return ", ".join(parts)
 
     def summary(self) -> str:
         """The last line of an attempt: records, failures by type, tokens, seconds, speed."""
-        speed = self.completion_tokens / self.generating_seconds if self.generating_seconds else 0.0
+        speed = self.generated_tokens / self.generating_seconds if self.generating_seconds else 0.0
         failures = ", ".join(f"{count} {name}" for name, count in self.failures.most_common()) or "none"
-        truncated = f", truncated by max_tokens: {self.truncated}" if self.truncated else ""
+        further = f", truncated by max_tokens: {self.truncated}" if self.truncated else ""
+        further += f", repeated: {self.repeated}" if self.repeated else ""
+        further += f", cached: {self.cached}" if self.cached else ""
         return (
-            f"{self.done} records in this attempt ({self.already} found finished), failed: {failures}{truncated}; "
+            f"{self.done} records in this attempt ({self.already} found finished), failed: {failures}{further}; "
             f"tokens in {self.prompt_tokens}, out {self.completion_tokens}; "
             f"loading {self.loading_seconds:.1f} s, generating {self.generating_seconds:.1f} s, {speed:.0f} tokens/s"
         )
@@ -182,6 +198,8 @@ class Progress:
             records_failed=self.failed,
             failures=dict(self.failures),
             records_truncated=self.truncated,
+            records_repeated=self.repeated,
+            records_cached=self.cached,
             records_committed=self.records_committed,
             failures_committed=dict(self.failures_committed),
             records_open=self.records_open,

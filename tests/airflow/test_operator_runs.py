@@ -43,6 +43,8 @@ def test_a_job_gives_its_summary_and_never_data(echo_job: EchoJob) -> None:
         "truncated": 0,
         "failed": 0,
         "failures": {},
+        "repeated": 0,
+        "cached": 0,
         "prompt_tokens": 24,
         "completion_tokens": 24,
         "model": "stand-in",

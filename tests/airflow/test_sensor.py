@@ -136,6 +136,8 @@ def test_it_hands_on_what_the_operator_does(job: Job) -> None:
         "truncated": 0,
         "failed": 0,
         "failures": {},
+        "repeated": 0,
+        "cached": 0,
         "prompt_tokens": manifest.prompt_tokens,
         "completion_tokens": manifest.completion_tokens,
         "model": "stand-in",

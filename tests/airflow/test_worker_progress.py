@@ -94,3 +94,13 @@ def test_every_worker_is_told_the_engines_arguments(replica: int | None) -> None
     plain = attempt(replica, 2)
     assert "engine" not in " ".join(plain.arguments("-", grace_seconds=5))
     assert "engine" not in " ".join(plain.follower_arguments("-", node=1, leader="first", grace_seconds=5))
+
+
+def test_records_for_which_nothing_was_generated_are_told() -> None:
+    said = line(
+        beat(0, records_committed=9, records_repeated=2, records_cached=4),
+        beat(1, records_repeated=3),
+        replica=1,
+        replicas=2,
+    )
+    assert said == "9 of 1000 records done, 5 repeated, 4 cached; replica 1 of 2 is generating"

@@ -143,6 +143,8 @@ def _against_manifest(data: bytes, elements: list[Any], manifest: Manifest, *, c
         "failed": failures.total(),
         "succeeded": len(elements) - failures.total(),
         "truncated": 0,
+        "repeated": 0,
+        "cached": 0,
         "failures": dict(failures),
     }
     if count_tokens:

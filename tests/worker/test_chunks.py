@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -116,17 +117,36 @@ def test_a_truncated_answer_is_one_in_a_chunk_and_in_a_part() -> None:
     assert restore_part(part) == {index: results.finished[index] for index in (20, 22)}
 
 
-def test_a_chunk_of_a_version_that_knew_of_no_truncated_answers_is_read() -> None:
+def test_answers_that_were_there_are_so_in_a_chunk_and_in_a_part() -> None:
+    results = ChunkResults(number=2, first=20, size=3)
+    results.finished = {
+        20: finished("made"),
+        21: replace(finished("copied"), repeated=True, truncated=True),
+        22: replace(finished("known"), cached=True),
+    }
+    assert restore_chunk(results.encode()) == results.finished
+    header, _ = decode_results(results.encode())
+    assert (header.repeated, header.cached) == ([21], [22])
+    part = results.encode_part()
+    assert part is not None
+    assert restore_part(part) == results.finished
+
+
+def test_a_chunk_of_a_version_that_knew_of_fewer_counts_is_read() -> None:
     head, element = encode_results(0, 0, [finished("a")], None).splitlines()
-    older = {name: value for name, value in json.loads(head).items() if name != "truncated"}
+    newer = {"truncated", "repeated", "cached"}
+    older = {name: value for name, value in json.loads(head).items() if name not in newer}
     assert restore_chunk(json.dumps(older).encode() + b"\n" + element + b"\n") == {0: finished("a")}
 
 
 def test_a_chunk_that_counts_more_than_it_holds_is_damaged() -> None:
     head, element = encode_results(0, 0, [finished("a")], None).splitlines()
-    planted = {**json.loads(head), "truncated": [0, 0]}
-    with pytest.raises(ValueError, match="counts more failed and truncated records than it holds"):
-        decode_results(json.dumps(planted).encode() + b"\n" + element + b"\n")
+    for planted, told in (
+        ({"truncated": [0, 0]}, "failed and truncated"),
+        ({"repeated": [0], "cached": [0]}, "failed, repeated and cached"),
+    ):
+        with pytest.raises(ValueError, match=f"counts more {told} records than it holds"):
+            decode_results(json.dumps({**json.loads(head), **planted}).encode() + b"\n" + element + b"\n")
 
 
 def test_a_cut_chunk_is_not_taken_for_a_whole_one() -> None:
