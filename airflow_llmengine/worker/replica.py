@@ -20,6 +20,7 @@ from airflow_llmengine.worker.chunks import ChunkResults
 from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.engine_keeper import ALONE, EngineKeeper
 from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError, RendersChats
+from airflow_llmengine.worker.look_ahead import LookAhead
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers.chats import RECORDS_THAT_TELL
 from airflow_llmengine.worker.records import Record
@@ -108,7 +109,9 @@ class Replica:
         """Of the records in flight, those that ask nothing of the engine at the moment."""
         self._commits: set[asyncio.Task[None]] = set()
         self._bytes_in_flight = 0
-        self._room = asyncio.Event()
+        self._changed = asyncio.Event()
+        """Whether there may be room for a record, a record for the room, or a reason to stop."""
+        self._ahead = LookAhead(self._next_for_engine, helping=lambda: self._share.helping, changed=self._changed.set)
         self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._counting = False
 
@@ -137,17 +140,19 @@ class Replica:
                 logger.info("nothing is left to do for this replica; no engine is loaded")
                 return ExitCode.DONE
             if work is not None:
-                self._open[work.results.number] = work.results
+                self._ahead.add(work)
                 background.append(asyncio.create_task(self._count_input()))
                 if isinstance(self._engine.engine, RendersChats):
                     # A model that can't render them is refused at once.
                     self._engine.engine.require_chat_template(self._why_a_chat_template)
+                # Claimed ahead, so that the engine need not wait for storage.
+                self._ahead.begin()
                 await self._start_engine()
                 self._stop.saving_starts(asyncio.get_running_loop())
                 background.append(asyncio.create_task(self._watch_deadline()))
                 started = time.monotonic()
                 try:
-                    if await self._generate(work):
+                    if await self._generate():
                         return ExitCode.DONE
                 finally:
                     self._progress.generating_seconds = time.monotonic() - started
@@ -155,6 +160,7 @@ class Replica:
         finally:
             self._counting = False
             self._share.close()
+            await self._ahead.end()
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
@@ -215,64 +221,51 @@ class Replica:
         except StorageError as error:
             logger.warning("%s", error)
 
-    async def _generate(self, work: ChunkWork | None) -> bool:
-        """Complete the share, from ``work`` on; True if nothing is left of it."""
+    async def _generate(self) -> bool:
+        """Complete the share; True if nothing is left of it."""
         self._progress.phase = "generating"
         # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
         capacity = self._engine.engine.capacity
         window = capacity + max(8, capacity // 4)
-        following: asyncio.Task[ChunkWork | None] | None = None
+        stopped = asyncio.create_task(self._stop.wait())
+        stopped.add_done_callback(lambda _stopped: self._changed.set())
+        looked_again = False
         try:
-            while work is not None and not self._stop.is_requested():
-                self._open[work.results.number] = work.results
-                # Claimed ahead, so that the engine need not wait for storage.
-                following = None if self._share.helping else asyncio.create_task(self._next_for_engine())
-                for record in work.todo:
-                    await self._wait_for_room(window)
-                    if self._stop.is_requested():
-                        break
-                    self._admit(record, work)
+            while not self._stop.is_requested():
+                self._changed.clear()
+                taken = self._ahead.take() if self._has_room(window) else None
+                if taken is not None:
+                    self._admit(*taken)
+                elif not self._ahead.ended or not self._has_room(window):
+                    await self._changed.wait()
+                elif looked_again and not self._ahead.found:
+                    break
                 else:
-                    await self._wait_for_room(window)
-                    following = following or asyncio.create_task(self._next_for_engine())
-                    work = await self._unless_stopped(following)
-                if work is None:
                     await self._drain()
-                    # It was asked for ahead of time; others may have died while the last records were in work.
-                    following = asyncio.create_task(self._next_for_engine())
-                    work = await self._unless_stopped(following)
+                    # Others may have died while the last records were in work.
+                    looked_again = True
+                    self._ahead.begin()
             await self._drain()
-            return self._share.exhausted and not self._open
+            return self._share.exhausted and not self._open and not self._ahead.waiting
         finally:
+            stopped.cancel()
             self._share.close()
-            ahead = [] if following is None else [following]
-            for task in (*ahead, *self._in_flight):
+            await self._ahead.end()
+            for task in self._in_flight:
                 task.cancel()
-            await asyncio.gather(*ahead, *self._in_flight, *self._commits, return_exceptions=True)
+            await asyncio.gather(*self._in_flight, *self._commits, return_exceptions=True)
             await self._save_parts()
 
-    async def _unless_stopped(self, following: asyncio.Task[ChunkWork | None]) -> ChunkWork | None:
-        stopped = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait((following, stopped), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopped.cancel()
-        return following.result() if following.done() and not following.cancelled() else None
-
-    async def _wait_for_room(self, window: int) -> None:
-        while not self._stop.is_requested() and (
-            len(self._in_flight) - self._away >= window
-            or self._bytes_in_flight >= BYTES_IN_FLIGHT
-            or len(self._commits) >= PENDING_COMMITS
-        ):
-            self._room.clear()
-            room = asyncio.create_task(self._room.wait())
-            stopped = asyncio.create_task(self._stop.wait())
-            await asyncio.wait((room, stopped), return_when=asyncio.FIRST_COMPLETED)
-            room.cancel()
-            stopped.cancel()
+    def _has_room(self, window: int) -> bool:
+        return (
+            len(self._in_flight) - self._away < window
+            and self._bytes_in_flight < BYTES_IN_FLIGHT
+            and len(self._commits) < PENDING_COMMITS
+        )
 
     def _admit(self, record: Record, work: ChunkWork) -> None:
+        # Not before: a chunk that is made again has had its time once it is opened.
+        self._open.setdefault(work.results.number, work.results)
         task = asyncio.create_task(self._complete(record, work))
         self._in_flight.add(task)
         self._bytes_in_flight += record.size
@@ -280,7 +273,7 @@ class Replica:
         def left(task: asyncio.Task[None]) -> None:
             self._in_flight.discard(task)
             self._bytes_in_flight -= record.size
-            self._room.set()
+            self._changed.set()
 
         task.add_done_callback(left)
 
@@ -354,7 +347,7 @@ class Replica:
     def _leave(self) -> Iterator[None]:
         """Give a record's place in flight to another one, which may come although this one comes back later."""
         self._away += 1
-        self._room.set()
+        self._changed.set()
         try:
             yield
         finally:
@@ -362,7 +355,7 @@ class Replica:
 
     def _committed(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
-        self._room.set()
+        self._changed.set()
 
     async def _commit_or_stop(self, results: ChunkResults) -> None:
         try:
