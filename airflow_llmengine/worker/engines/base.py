@@ -113,6 +113,49 @@ class RendersChats(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixCache:
+    """Where an engine keeps what it has computed of prompts, and finds what the next ones have in common with them."""
+
+    tokens: int
+    """How many it holds at most, with those of the records in work; what was not used for longest goes first."""
+    block_tokens: int
+    """It keeps and finds blocks of so many tokens, each together with all that stands before it."""
+
+
+@runtime_checkable
+class CachesPrefixes(Protocol):
+    """An engine that computes what several prompts begin with only once, as long as it keeps it."""
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """What it keeps, once started; None: nothing."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """What an engine says of itself after one step of its own loop."""
+
+    running: int
+    """Sequences that it works on."""
+    waiting: int
+    """Sequences that wait for a place among them."""
+    prompt_tokens: int
+    """Tokens of the prompts that it began with in this step."""
+    cached_tokens: int
+    """Those of them that it found in its prefix cache."""
+
+
+@runtime_checkable
+class TellsSteps(Protocol):
+    """An engine that counts, if somebody wants to know: counting has its price."""
+
+    def tell_steps(self, observer: Callable[[EngineStep], None]) -> None:
+        """Call ``observer`` after each step, in the asyncio loop. To be said before ``start``."""
+        ...
+
+
 class EngineFactory(Protocol):
     """What the entry point group ``airflow_llmengine.engines`` names. Must be cheap: the engine loads in ``start``."""
 

@@ -29,7 +29,7 @@ from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.storage.filesystem import Storage
-from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
+from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, EngineStep, PrefixCache
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.engines.processes import available_memory
 from airflow_llmengine.worker.engines.spanning import NodePlace
@@ -55,6 +55,7 @@ from airflow_llmengine.worker.engines.vllm_records import (
     v1_answer,
     v2_answer,
 )
+from airflow_llmengine.worker.engines.vllm_steps import StepTeller
 from airflow_llmengine.worker.engines.vllm_structure import STRUCTURE_LIBRARY, require_followed
 from airflow_llmengine.worker.engines.vllm_writing import VLLMWriter
 from airflow_llmengine.worker.engines.writing import Writer
@@ -86,6 +87,7 @@ class VLLMEngine:
         self._further: Mapping[str, Any] = {}
         self._place: NodePlace | None = None
         self._why_a_template: Callable[[], str | None] | None = None
+        self._observer: Callable[[EngineStep], None] | None = None
         self._loading: Loading | None = None
         self._following: Following | None = None
         self._identity: str | None = None
@@ -110,6 +112,10 @@ class VLLMEngine:
         """Refuse a model without a chat template when it is started; see ``RendersChats``."""
         self._why_a_template = why
 
+    def tell_steps(self, observer: Callable[[EngineStep], None]) -> None:
+        """Have vLLM count, which costs it a little; see ``TellsSteps``."""
+        self._observer = observer
+
     def place(self, place: NodePlace) -> None:
         """Span several nodes."""
         self._place = place
@@ -132,7 +138,7 @@ class VLLMEngine:
                 template = Path(folder) / "chat_template.jinja"
                 template.write_text(arguments["chat_template"])
                 arguments["chat_template"] = str(template)
-            self._loading = Loading(lambda: _load(arguments, self._why_a_template))
+            self._loading = Loading(lambda: _load(arguments, self._why_a_template, self._observer))
             loaded = await self._loading.result()
             self._serving = await _serve(loaded)
         config = loaded.client.vllm_config
@@ -171,6 +177,14 @@ class VLLMEngine:
     def capacity(self) -> int:
         """The ``max_num_seqs`` of vLLM."""
         return int(self._started().client.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def prefix_cache(self) -> PrefixCache | None:
+        """The KV cache, unless vLLM keeps nothing of finished prompts (``enable_prefix_caching``)."""
+        config = self._started().client.vllm_config.cache_config
+        if not config.enable_prefix_caching or not config.num_gpu_blocks:
+            return None
+        return PrefixCache(tokens=config.num_gpu_blocks * config.block_size, block_tokens=config.block_size)
 
     async def complete(self, record: Record) -> Answer:
         """Answer one record. Cancelling the call aborts it in vLLM.
@@ -283,7 +297,11 @@ def _configured(arguments: Mapping[str, Any], *, headless: bool = False) -> tupl
         raise EngineDiedError(f"vLLM could not be set up: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def _load(arguments: Mapping[str, Any], why_a_template: Callable[[], str | None] | None = None) -> Loaded:
+def _load(
+    arguments: Mapping[str, Any],
+    why_a_template: Callable[[], str | None] | None = None,
+    observer: Callable[[EngineStep], None] | None = None,
+) -> Loaded:
     parsed, config = _configured(arguments)
     if why_a_template is not None and _lacks_chat_template(parsed, config.model_config):
         why = why_a_template()
@@ -301,6 +319,7 @@ def _load(arguments: Mapping[str, Any], why_a_template: Callable[[], str | None]
             usage_context=UsageContext.LLM_CLASS,
             enable_log_requests=parsed.enable_log_requests,
             disable_log_stats=parsed.disable_log_stats,
+            stat_loggers=None if observer is None else [partial(StepTeller, observer)],
         )
     except EngineUnavailableError:
         raise
