@@ -14,10 +14,8 @@ from typing import Any
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.sampling import GREEDY_BELOW
 from airflow_llmengine.worker.engines.base import RecordRejectedError
-
-_GREEDY_BELOW = 1e-5
-"""vLLM decodes greedily at temperatures below this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ class Candidates:
 
 def _is_greedy(request: CompletionV2Request | ChatCompletionV2Request, engine: EngineSampling) -> bool:
     temperature = request.temperature if request.is_given("temperature") else engine.temperature
-    return temperature is not None and temperature < _GREEDY_BELOW
+    return temperature is not None and temperature < GREEDY_BELOW
 
 
 def _generates_nothing(request: CompletionV2Request | ChatCompletionV2Request) -> bool:
