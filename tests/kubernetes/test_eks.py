@@ -72,7 +72,8 @@ def test_a_deferred_task_whose_token_has_expired_is_killed_and_waited_for_with_n
 ) -> None:
     job = pod_job
     job.put_input(RECORDS)
-    job.set_speed(0.5)
+    # The pod must not be done before it is frozen, however long a busy machine takes to tell of its first records.
+    job.set_speed(2)
     job.arguments |= {**eks.double.arguments, "termination_grace_period": 30}
     triggerer = Triggerer(job.environment)
     deferred = DeferredJob(job, triggerer, "pod_job")
@@ -80,7 +81,7 @@ def test_a_deferred_task_whose_token_has_expired_is_killed_and_waited_for_with_n
     triggerer.start()
     try:
         scheduler = deferred.start()
-        job.wait_for_records(5)
+        job.wait_for_records(3)
         deferred.wait_for_trigger_log("records done")
         kept = deferred.kept()
         assert "LLMEngineEksPodTrigger" in kept

@@ -73,8 +73,7 @@ def test_the_worker_sees_the_very_text(
 def test_a_deleted_pod_saves_its_work_and_the_next_goes_on(pods: WorkerPods, job: Job) -> None:
     pods.start("first", "--chunk-records=16", environment=log_to(job, **SLOWLY))
     wait_until(lambda: job.generations().total() >= 40)
-    pods.cluster.delete_pod(pods.namespace, "first")
-    end = pods.wait_for_container_end("first")
+    end = pods.delete("first")
     assert end.exit_code == ExitCode.PARTIAL
     assert json.loads(end.message.splitlines()[-1]) | {"logger": ""} == {
         "level": "ERROR",
@@ -190,8 +189,7 @@ def test_the_real_model_from_s3_in_hardened_pods_one_of_them_deleted_while_it_lo
     uid = start("first")
     # The worker, and a process that vLLM has started to load the model.
     wait_until(lambda: len(processes_of(uid)) > 1, seconds=300)
-    cluster.delete_pod(namespace, "first")
-    end = pods.wait_for_container_end("first")
+    end = pods.delete("first")
     assert end.exit_code == ExitCode.PARTIAL
     assert json.loads(end.message.splitlines()[-1])["message"] == "got SIGTERM; what is finished is kept"
     assert not processes_of(uid)

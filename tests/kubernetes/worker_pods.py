@@ -107,14 +107,27 @@ class WorkerPods:
         """Wait until the pod has succeeded; gives it."""
         return self.cluster.wait_for_phase(self.namespace, name, "Succeeded", seconds=seconds)
 
-    def wait_for_container_end(self, name: str, seconds: int = 120) -> Any:
-        """Wait until the pod's container has ended, also while the pod is being deleted; gives how it ended."""
-        # Followed, and not asked for again and again: a pod that is deleted is gone a moment after its container's end.
+    def delete(self, name: str) -> Any:
+        """Delete a pod and wait for its container's end; gives how it ended."""
+        before = self.cluster.pod(self.namespace, name).metadata.resource_version
+        self.cluster.delete_pod(self.namespace, name)
+        return self.wait_for_container_end(name, since=before)
+
+    def wait_for_container_end(self, name: str, *, since: str | None = None, seconds: int = 120) -> Any:
+        """Wait until the pod's container has ended; gives how it ended.
+
+        Args:
+            name: The pod's name.
+            since: A version of the pod from which on it is followed, since one that is deleted is gone a moment after
+                its container's end.
+            seconds: How long to wait.
+        """
         follow = watch.Watch().stream(
             self.cluster.core.list_namespaced_pod,
             self.namespace,
             field_selector=f"metadata.name={name}",
             timeout_seconds=seconds,
+            **({} if since is None else {"resource_version": since}),
         )
         for event in follow:
             end = terminated(event["object"], CONTAINER)

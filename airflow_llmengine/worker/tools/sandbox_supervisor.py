@@ -79,19 +79,24 @@ def main() -> None:
     os.chdir(scratch)
     supervisor = _Supervisor(SandboxLimits.from_argument(limits))
     try:
-        end_with_parent(int(worker), signal.SIGTERM)
-        hide_memory()
-        supervisor.serve()
+        try:
+            end_with_parent(int(worker), signal.SIGTERM)
+            hide_memory()
+            supervisor.serve()
+        finally:
+            # The worker's end comes as a signal and as the end of the input, a moment apart: the later of the two must
+            # not break off what the earlier one began.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
     except _WorkerGoneError:
         pass
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         supervisor.forget()
         with contextlib.suppress(OSError):
             Path(scratch).rmdir()
 
 
 def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise _WorkerGoneError
 
 
