@@ -43,7 +43,7 @@ class ElementWriter:
 
     def answer(self, record: Record, answer: Answer) -> Finished:
         """The element of an answered record."""
-        body = answer.body
+        body = in_place(answer.body, record)
         if not isinstance(record.request, PromptRecord):
             body = {**body, "id": f"{_ID_PREFIXES[type(record.request)]}-{self._fingerprint}-{record.index}"}
             if "created" in body:
@@ -79,6 +79,39 @@ class ElementWriter:
             "response": response,
             "error": error,
         }
+
+
+def in_place(body: Mapping[str, Any], record: Record) -> dict[str, Any]:
+    """An answer's body with what only the record gives it: names of tool calls that have none, and ``metadata``.
+
+    The body itself is left as it is, since it may be the answer to other records too.
+    """
+    request = record.request
+    placed = dict(body)
+    if isinstance(request, PromptRecord):
+        return placed
+    given_back: dict[str, Any] = {}
+    if isinstance(request, ChatCompletionV2Request):
+        given_back.update(request.metadata or {})
+        if any("tool_calls" in choice["message"] for choice in body["choices"]):
+            placed["choices"] = [_with_named_calls(choice, record.index) for choice in body["choices"]]
+    if request.user is not None:
+        given_back["user"] = request.user
+    if given_back:
+        placed["metadata"] = given_back
+    return placed
+
+
+def _with_named_calls(choice: dict[str, Any], index: int) -> dict[str, Any]:
+    """A choice whose tool calls all have an ``id``, so that they are named the same whenever they are made."""
+    message = choice["message"]
+    if "tool_calls" not in message:
+        return choice
+    calls = [
+        call if call["id"] else {**call, "id": f"chatcmpl-tool-{index}-{choice['index']}-{place}"}
+        for place, call in enumerate(message["tool_calls"])
+    ]
+    return {**choice, "message": {**message, "tool_calls": calls}}
 
 
 def encode_element(value: dict[str, Any]) -> bytes:

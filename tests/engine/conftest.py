@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from airflow_llmengine.worker.elements import in_place
 from airflow_llmengine.worker.engines.base import Answer
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.records import Record
@@ -28,8 +30,9 @@ class RunningEngine:
         return self.runner.run(coroutine)
 
     def answer(self, record: Record) -> Answer:
+        """Answer a record, as the output has it but for what only the job knows."""
         answer: Answer = self.run(self.engine.complete(record))
-        return answer
+        return replace(answer, body=in_place(answer.body, record))
 
     def answers(self, *records: Record) -> list[Answer]:
         """Answer several records at once, as the worker does."""

@@ -27,10 +27,14 @@ class RecordRejectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One record's answer, ready for the output apart from what only the job knows (``id``, ``created``)."""
+    """The answer to a record, and to every other one that asks the same.
+
+    What only the job and the record's place give it (``id``, ``created``, ``metadata``) it need not have.
+    """
 
     body: dict[str, Any]
-    """V1: the fields of ``CompletionOutput``. V2 and chat: the API's response object."""
+    """V1: the fields of ``CompletionOutput``. V2 and chat: the API's response object. A tool call whose ``id`` is the
+    empty string is named by its place in the output."""
     prompt_tokens: int
     completion_tokens: int
     truncated: bool = False

@@ -161,7 +161,7 @@ class EchoEngine:
         copies = request.effective("n")
         texts = [prompt for prompt in prompts for _ in range(copies)]
         body: dict[str, Any] = {
-            "id": f"echo-{record.index}",
+            "id": "",
             "object": "text_completion" if isinstance(request, CompletionV2Request) else "chat.completion",
             "created": 0,
             "model": self._model,
@@ -172,11 +172,6 @@ class EchoEngine:
                 "total_tokens": words * (copies + 1),
             },
         }
-        metadata = dict(request.metadata or {}) if isinstance(request, ChatCompletionV2Request) else {}
-        if request.user is not None:
-            metadata["user"] = request.user
-        if metadata:
-            body["metadata"] = metadata
         return Answer(body, words, words * copies, truncated=is_truncated(request, body["choices"]))
 
 

@@ -40,7 +40,7 @@ def texts_of(request: PoolingFields) -> list[str]:
 
 
 def pooling_body(request: PoolingFields, model: str, words: int) -> dict[str, Any]:
-    """The response object but for its ``id``, which only the job knows."""
+    """The response object but for its ``id`` and ``metadata``, which only its place gives it."""
     body: dict[str, Any] = {"id": ""}
     match request:
         case EmbeddingRequest():
@@ -62,8 +62,6 @@ def pooling_body(request: PoolingFields, model: str, words: int) -> dict[str, An
             results.sort(key=lambda result: -result["relevance_score"])
             body |= {"model": model, "results": results[: request.top_n or None]}
     body["usage"] = {"prompt_tokens": words, "total_tokens": words}
-    if request.user is not None:
-        body["metadata"] = {"user": request.user}
     return body
 
 

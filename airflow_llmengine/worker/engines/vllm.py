@@ -221,7 +221,7 @@ class VLLMEngine:
         if candidates is not None:
             candidates.keep(dumped)
         if isinstance(request, ChatCompletionV2Request):
-            finish_chat(dumped, request, record.index)
+            finish_chat(dumped, request)
         return v2_answer(dumped, request)
 
     def writer(self) -> Writer:

@@ -161,20 +161,17 @@ def values_read(template: str) -> frozenset[str] | None:
         return None
 
 
-def finish_chat(response: dict[str, Any], request: ChatCompletionV2Request, index: int) -> None:
-    """Leave out of a response what was not asked for, and name its tool calls so that they are named so again.
+def finish_chat(response: dict[str, Any], request: ChatCompletionV2Request) -> None:
+    """Leave out of a response what was not asked for, and the names of its tool calls that are drawn by lot.
 
     Args:
         response: The response object, dumped without nulls; changed in place.
         request: The record that it answers.
-        index: The record's place in the input.
     """
     if request.prompt_logprobs is None:
         # With echo they come unasked.
         response.pop("prompt_logprobs", None)
     for choice in response["choices"]:
-        for place, call in enumerate(choice["message"].get("tool_calls", ())):
+        for call in choice["message"].get("tool_calls", ()):
             if _RANDOM_ID.fullmatch(call["id"]):
-                call["id"] = f"chatcmpl-tool-{index}-{choice['index']}-{place}"
-    if request.metadata:
-        response["metadata"] = {**request.metadata}
+                call["id"] = ""

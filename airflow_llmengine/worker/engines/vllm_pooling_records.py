@@ -53,8 +53,6 @@ def pooling_answer(response: dict[str, Any], request: PoolingFields) -> Answer:
         for result in response["results"]:
             if result["document"].get("multi_modal") is None:
                 result["document"].pop("multi_modal", None)
-    if request.user is not None:
-        response["metadata"] = {"user": request.user}
     return Answer(response, usage["prompt_tokens"], 0)
 
 

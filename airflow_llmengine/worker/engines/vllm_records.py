@@ -167,8 +167,6 @@ def v2_answer(response: dict[str, Any], request: CompletionV2Request | ChatCompl
         if "message" in choice:
             for name in _NULL_IN_A_MESSAGE:
                 choice["message"].setdefault(name, None)
-    if request.user is not None:
-        response["metadata"] = {**response.get("metadata", {}), "user": request.user}
     usage = response["usage"]
     return Answer(
         response,

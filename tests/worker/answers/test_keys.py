@@ -80,7 +80,8 @@ def test_kinds_do_not_share_keys() -> None:
     keys = [key(kind.model_validate(fields)) for kind, fields in GREEDY.items()]
     assert len({*keys, key(PromptRecord("Hello", content()))}) == len(keys) + 1
     # Not even where they have the same fields.
-    without_fields = [kind.model_construct() for kind in (EmbeddingRequest, ScoreRequest, RerankRequest)]
+    pooling: tuple[Any, ...] = (EmbeddingRequest, ScoreRequest, RerankRequest)
+    without_fields = [kind.model_construct() for kind in pooling]
     assert len({key(request) for request in without_fields}) == len(without_fields)
 
 

@@ -80,11 +80,9 @@ def test_a_chat_is_answered_with_its_last_message(content: Any) -> None:
     assert result.body["choices"][0]["message"] == {"role": "assistant", "content": "the last", "refusal": None}
 
 
-def test_the_user_and_the_served_name_are_given_back() -> None:
-    body = answer(completion(prompt="one", user="ada"), EchoEngine(job(served_model_name="small"))).body
-    assert body["metadata"] == {"user": "ada"}
+def test_the_served_name_is_given_back() -> None:
+    body = answer(completion(prompt="one"), EchoEngine(job(served_model_name="small"))).body
     assert body["model"] == "small"
-    assert "metadata" not in answer(completion(prompt="one")).body
 
 
 @pytest.mark.parametrize(

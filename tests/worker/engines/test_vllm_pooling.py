@@ -57,15 +57,13 @@ def test_a_field_that_the_installed_vllm_does_not_know_is_refused() -> None:
 def test_an_answer_is_the_apis_without_what_vllm_adds() -> None:
     document = {"text": "b", "multi_modal": None}
     response = {"id": "x", "results": [{"index": 0, "document": document, "relevance_score": 0.5}], "usage": usage(7)}
-    answer = pooling_answer(response, RerankRequest(query="a", documents="b", user="ada"))
+    answer = pooling_answer(response, RerankRequest(query="a", documents="b"))
     assert answer.body == {
         "id": "x",
         "results": [{"index": 0, "document": {"text": "b"}, "relevance_score": 0.5}],
         "usage": {"prompt_tokens": 7, "total_tokens": 7},
-        "metadata": {"user": "ada"},
     }
     assert (answer.prompt_tokens, answer.completion_tokens) == (7, 0)
-    assert "metadata" not in pooling_answer({"data": [], "usage": usage(1)}, EMBEDDING).body
 
 
 @pytest.mark.parametrize(

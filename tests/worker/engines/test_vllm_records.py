@@ -102,12 +102,11 @@ def test_tokens_are_null_when_they_were_not_asked_for() -> None:
 
 
 def test_a_v2_answer_has_the_apis_nulls_and_no_others() -> None:
-    record = CompletionV2Request.model_validate({"prompt": "a", "user": "ada"})
+    record = CompletionV2Request.model_validate({"prompt": "a"})
     answer = v2_answer(completion_response(prompt_logprobs=[None], stop_reason="."), record)
     assert answer.body["choices"] == [
         {"index": 0, "text": "b", "finish_reason": "stop", "logprobs": None, "stop_reason": "."}
     ]
-    assert answer.body["metadata"] == {"user": "ada"}
 
 
 def test_a_chat_answer_keeps_what_its_message_has() -> None:
@@ -115,4 +114,3 @@ def test_a_chat_answer_keeps_what_its_message_has() -> None:
     response = completion_response(message={"role": "assistant", "tool_calls": [{"id": "1"}]})
     (choice,) = v2_answer(response, record).body["choices"]
     assert choice["message"] == {"role": "assistant", "tool_calls": [{"id": "1"}], "content": None, "refusal": None}
-    assert "metadata" not in response
