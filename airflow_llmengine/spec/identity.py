@@ -40,6 +40,8 @@ MODEL_FIELDS_WITHOUT_EFFECT_ON_ANSWERS = frozenset(
 )
 """Fields of ``model_config`` that a retry may change and still go on where the last attempt stopped."""
 
+_MODEL_FIELDS_THAT_NAME_FILES = frozenset({"checkpoint_path", "model", "revision", "tokenizer", "tokenizer_revision"})
+
 
 def digest(value: Any) -> str:
     """SHA-256, in hexadecimal, of a JSON value in canonical form: sorted keys, no white space, ASCII."""
@@ -83,6 +85,22 @@ def fingerprint(
     if further:
         matters["engine_args"] = further
     return digest(matters)[:FINGERPRINT_LENGTH]
+
+
+def settings_of_answers(
+    request: CreateBatchCompletionsV1Request, engine_args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The settings of a job that can change an answer, apart from which model it is and where its files are.
+
+    What ``fingerprint`` covers of ``model_config`` and ``engine_args``, without the fields that name files: the same
+    weights may be found elsewhere by another job. The name that results show is among them.
+    """
+    model = request.model_cfg
+    settings = _model_settings(model)
+    for name in _MODEL_FIELDS_THAT_NAME_FILES:
+        settings.pop(name, None)
+    settings["served_model_name"] = model.served_model_name or model.model
+    return {"model_config": settings, "engine_args": matters_to_answers(engine_args or {})}
 
 
 def _model_settings(model: CreateBatchCompletionsV1ModelConfig) -> dict[str, Any]:

@@ -137,6 +137,40 @@ def fetch_snapshot(wanted: HubRepository, *, since: float, say: Say = say_nothin
         return kept
 
 
+def find_commit(wanted: HubRepository, *, since: float) -> str | None:
+    """Which commit the wanted revision is, without fetching a file of it; None if neither the hub nor the cache tells.
+
+    Args:
+        wanted: The repository.
+        since: When this worker began, in seconds since the epoch.
+
+    Raises:
+        ModelNotFoundError: There is none, or it may not be read.
+        StorageError: The hub refuses to be asked.
+    """
+    from huggingface_hub import constants, model_info
+
+    if wanted.is_fixed:
+        return wanted.revision
+    cache = _RepositoryCache(Path(constants.HF_HUB_CACHE), wanted)
+    if not constants.HF_HUB_OFFLINE:
+        known = cache.find(since)
+        if known is not None:
+            return known.commit
+        try:
+            return str(
+                _patiently(
+                    lambda: model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_SECONDS)
+                ).sha
+            )
+        except Exception as error:
+            # Not narrower: as in ``fetch_snapshot``.
+            if not (is_busy(error) or is_unreachable(error)):
+                raise explain(error, named=f"{wanted.field}: {wanted.name!r}", revision=wanted.revision) from error
+    kept = cache.any()
+    return None if kept is None else kept.commit
+
+
 def _fetch(wanted: HubRepository, cache: _RepositoryCache, say: Say) -> Snapshot:
     from huggingface_hub import model_info, snapshot_download
 

@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -15,8 +16,8 @@ from airflow_llmengine.worker.engines.base import ModelChangedError, ModelNotFou
 from airflow_llmengine.worker.weights.checkpoint import list_checkpoint
 from airflow_llmengine.worker.weights.fetch_progress import Say, say_nothing
 from airflow_llmengine.worker.weights.folder import fetch_checkpoint, model_cache
-from airflow_llmengine.worker.weights.hub import HubRepository, Snapshot, fetch_snapshot
-from airflow_llmengine.worker.weights.local import checkpoint_digest, require_model
+from airflow_llmengine.worker.weights.hub import HubRepository, Snapshot, fetch_snapshot, find_commit
+from airflow_llmengine.worker.weights.local import checkpoint_digest, dense_digest, require_model
 from airflow_llmengine.worker.weights.model_source import ModelSource
 
 logger = logging.getLogger(__name__)
@@ -26,6 +27,16 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 
 def _nothing_pinned() -> str | None:
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """What names a model before any of its weights are here."""
+
+    weights: str
+    """What ``ModelSource.identity`` will be."""
+    content: str
+    """Names all that the engine reads of model and tokenizer, for answers that are kept across jobs."""
 
 
 class ModelFiles:
@@ -56,6 +67,8 @@ class ModelFiles:
         self._say = say
         self._since = time.time()
         self._found: ModelSource | None = None
+        self._commit: str | None = None
+        """The commit that ``identify`` has told of: ``find`` gives no other."""
         self._lock = threading.Lock()
 
     def find(self) -> ModelSource:
@@ -71,21 +84,72 @@ class ModelFiles:
                 self._found = self._find()
             return self._found
 
+    def identify(self) -> ModelIdentity | None:
+        """Tell which model it is, without fetching weights; None if that can't be told.
+
+        What ``find`` gives later is that model, or ``ModelChangedError``, once the identity of the weights is pinned.
+
+        Raises:
+            ModelNotFoundError: There is no such model.
+            ModelChangedError: It is not the one that the job began with.
+            StorageError: It can't be told just now.
+        """
+        with self._lock:
+            pinned = self._pinned()
+            weights, content = self._identify_model(pinned)
+            if weights is None or content is None:
+                return None
+            require_same(weights, pinned)
+            tokenizer = self._identify_tokenizer()
+            return None if tokenizer is None else ModelIdentity(weights, f"{content} {tokenizer}".strip())
+
+    def _identify_model(self, pinned: str | None) -> tuple[str | None, str | None]:
+        """Identity of the weights, and of all of the model's files."""
+        place = self._model.checkpoint_path
+        if place is not None and not self._storage.location(place).is_local:
+            identity = list_checkpoint(self._storage, place, self._model.load_format).identity
+            return identity, identity
+        directory = self._directory()
+        if directory is not None:
+            require_model(*directory)
+            return checkpoint_digest(directory[0]), dense_digest(directory[0])
+        revision = _commit_of(pinned) or self._model.revision
+        self._commit = find_commit(HubRepository(self._model.model, revision, "model_config.model"), since=self._since)
+        return self._commit, self._commit
+
+    def _identify_tokenizer(self) -> str | None:
+        """Identity of the tokenizer's files; empty where they are the model's own, and None if it can't be told."""
+        name, revision = self._model.tokenizer, self._model.tokenizer_revision
+        if name is None and (revision is None or self._model.checkpoint_path or self._directory() is not None):
+            # A folder has no revisions: a revision of one is refused when it is loaded.
+            return ""
+        if name is not None and Path(name).is_dir():
+            return dense_digest(Path(name))
+        repository = HubRepository(name or self._model.model, revision, "model_config.tokenizer", weights=False)
+        return find_commit(repository, since=self._since)
+
+    def _directory(self) -> tuple[Path, str] | None:
+        """The folder of this machine that the model is, and the field that names it; None: it is from the hub."""
+        place = self._model.checkpoint_path
+        if place is not None:
+            # As it was written where it is a path: a link that is followed, or a folder seen from here.
+            url = self._storage.location(place).url
+            return Path(url if "://" in place else place), "model_config.checkpoint_path"
+        directory = Path(self._model.model)
+        if directory.is_dir() or directory.is_absolute() or self._model.model.startswith("."):
+            return directory, "model_config.model"
+        return None
+
     def _find(self) -> ModelSource:
         pinned = self._pinned()
         place = self._model.checkpoint_path
-        if place is not None and not (location := self._storage.location(place)).is_local:
+        if place is not None and not self._storage.location(place).is_local:
             checkpoint = list_checkpoint(self._storage, place, self._model.load_format)
             require_same(checkpoint.identity, pinned)
-            directory = fetch_checkpoint(checkpoint, model_cache(), say=self._say)
-            return ModelSource(directory, checkpoint.identity, self._tokenizer())
-        if place is not None:
-            # As it was written where it is a path: a link that is followed, or a folder seen from here.
-            return self._local(Path(location.url if "://" in place else place), "model_config.checkpoint_path", pinned)
-        directory = Path(self._model.model)
-        if directory.is_dir() or directory.is_absolute() or self._model.model.startswith("."):
-            return self._local(directory, "model_config.model", pinned)
-        return self._from_hub(pinned)
+            folder = fetch_checkpoint(checkpoint, model_cache(), say=self._say)
+            return ModelSource(folder, checkpoint.identity, self._tokenizer())
+        directory = self._directory()
+        return self._from_hub(pinned) if directory is None else self._local(*directory, pinned)
 
     def _local(self, directory: Path, field: str, pinned: str | None) -> ModelSource:
         require_model(directory, field)
@@ -96,7 +160,7 @@ class ModelFiles:
 
     def _from_hub(self, pinned: str | None) -> ModelSource:
         # A branch may have moved on; the job stays with what it began with.
-        snapshot = self._snapshot(_commit_of(pinned) or self._model.revision)
+        snapshot = self._snapshot(_commit_of(pinned) or self._commit or self._model.revision)
         later = _commit_of(self._pinned())
         if later not in (None, snapshot.commit):
             # It moved on while this worker fetched, and another was quicker.
