@@ -67,8 +67,11 @@ def _prompt_faults(record: CompletionV2Request) -> Iterator[Fault]:
 
 def size_faults(record: WireModel) -> Iterator[Fault]:
     """Numbers that no engine can hold. JSON knows no bound; a string of digits may come as one, too."""
+    given = record.model_fields_set
+    if not any(exceeds_64_bits(getattr(record, name)) for name in given):
+        return
     for name in type(record).model_fields:
-        if exceeds_64_bits(getattr(record, name)):
+        if name in given and exceeds_64_bits(getattr(record, name)):
             yield _INVALID, f"{name}: holds a whole number of more than 64 bits, which no engine takes"
 
 

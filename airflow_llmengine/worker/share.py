@@ -26,6 +26,7 @@ from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers import InputReader
 from airflow_llmengine.worker.readers.chats import begins_with_chats
+from airflow_llmengine.worker.readers.passed_checks import PassedChecks
 from airflow_llmengine.worker.readers.validate import is_batch_line, to_record
 from airflow_llmengine.worker.records import RawRecord, Record
 from airflow_llmengine.worker.schedule import is_own, outlook
@@ -76,6 +77,7 @@ class Share:
         self._timing = timing
         self._closed = threading.Event()
         self._turn = threading.Lock()
+        self._passed = PassedChecks()
         self._work = self._all_work()
         self.helping = False
         """Whether its own share is done: then a chunk is better claimed late, as somebody else may have time for it."""
@@ -256,7 +258,7 @@ class Share:
         for raw in chunk.records:
             if raw.index in results.finished:
                 continue
-            record = to_record(raw, self._request, self._reader.content)
+            record = to_record(raw, self._request, self._reader.content, self._passed)
             if isinstance(record, RecordError):
                 self._fail(results, record, is_line=_looks_like_batch_line(raw, record))
             else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from airflow_llmengine.spec.batch_line import BatchLine, BatchRecord
+from airflow_llmengine.spec.batch_line import ENDPOINTS, BatchLine, BatchRecord
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.check_pooling_record import check_pooling_record
 from airflow_llmengine.spec.check_record import check_record
@@ -28,12 +28,15 @@ from airflow_llmengine.spec.validation import record_error_of
 from airflow_llmengine.spec.wire_faults import path_step
 from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.worker.readers.limits import MAX_ENTRIES, MAX_FIELDS
+from airflow_llmengine.worker.readers.passed_checks import PassedChecks
 from airflow_llmengine.worker.records import PromptRecord, RawRecord, Record
 
 _RECORD_FIELDS = ("prompt", "messages")
 
 _POOLING_FIELDS = ("input", "queries", "data_1", "text_1", "query")
 """Fields that begin an embedding, a score or a reranking, which a plain record can't be."""
+
+_LINE_FIELDS = BatchLine.model_fields.keys()
 
 _TOKEN_FIELDS: Mapping[type[WireModel], str] = {CompletionV2Request: "prompt", EmbeddingRequest: "input"}
 """The field that may hold lists of token ids."""
@@ -58,7 +61,10 @@ class _RefusedError(Exception):
 
 
 def to_record(
-    raw: RawRecord, request: CreateBatchCompletionsV1Request, content: CreateBatchCompletionsV1RequestContent | None
+    raw: RawRecord,
+    request: CreateBatchCompletionsV1Request,
+    content: CreateBatchCompletionsV1RequestContent | None,
+    passed: PassedChecks | None = None,
 ) -> Record | RecordError:
     """Validate one record.
 
@@ -66,6 +72,7 @@ def to_record(
         raw: The record as the reader found it.
         request: The job.
         content: The parameters that all V1 records share; None if the input is not V1.
+        passed: What was found of earlier records of the same job. It makes no difference but in time.
 
     Returns:
         The record, or its error, whose message names the record's place and every field that is wrong.
@@ -76,10 +83,11 @@ def to_record(
         if content is not None:
             return _prompt_record(raw, request, content)
         if is_batch_line(raw.value):
-            return _batch_record(raw, request)
+            return _batch_record(raw, request, passed)
         if not isinstance(raw.value, dict):
             raise _invalid(f"a record must be an object, not {_kind(raw.value)}")
-        return Record(raw.index, raw.location, _validated(raw.value, _model_of(raw.value), request), size=raw.size)
+        record = _validated(raw.value, _model_of(raw.value), request, passed)
+        return Record(raw.index, raw.location, record, size=raw.size)
     except _RefusedError as refused:
         return RecordError(
             type=refused.error_type,
@@ -116,8 +124,11 @@ def _prompt_record(
     return Record(raw.index, raw.location, PromptRecord(raw.value, content), size=raw.size)
 
 
-def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> Record:
+def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request, passed: PassedChecks | None) -> Record:
     value: dict[str, Any] = raw.value
+    if passed is not None and _is_well_formed_line(raw):
+        body = _validated(value["body"], ENDPOINTS[value["url"]], request, passed, prefix="body.")
+        return Record(raw.index, raw.location, body, custom_id=value["custom_id"], is_batch_line=True, size=raw.size)
     _refuse_too_many(value, "")
     misplaced = [field for field in _RECORD_FIELDS if field in value]
     if misplaced and "body" not in value:
@@ -129,8 +140,26 @@ def _batch_record(raw: RawRecord, request: CreateBatchCompletionsV1Request) -> R
         line = BatchLine.model_validate(value)
     except ValidationError as error:
         raise _RefusedError(*record_error_of(error, BatchLine)) from None
-    body = _validated(line.body, line.body_model, request, prefix="body.")
+    body = _validated(line.body, line.body_model, request, passed, prefix="body.")
     return Record(raw.index, raw.location, body, custom_id=line.custom_id, is_batch_line=True, size=raw.size)
+
+
+def _is_well_formed_line(raw: RawRecord) -> bool:
+    """Whether ``BatchLine`` would take the line as it is: the usual case, told without looking through its body.
+
+    What was parsed as JSON is JSON, and its text is Unicode; whether the body is a record is seen when it is validated.
+    """
+    value = raw.value
+    return (
+        raw.size <= MAX_ENTRIES  # so that no object in it can have more entries
+        and value.keys() == _LINE_FIELDS
+        and value["method"] == "POST"
+        and isinstance(value["url"], str)
+        and value["url"] in ENDPOINTS
+        and isinstance(value["custom_id"], str)
+        and value["custom_id"] != ""
+        and isinstance(value["body"], dict)
+    )
 
 
 def _model_of(value: dict[str, Any]) -> type[CompletionV2Request | ChatCompletionV2Request]:
@@ -150,7 +179,26 @@ def _model_of(value: dict[str, Any]) -> type[CompletionV2Request | ChatCompletio
 
 
 def _validated(
-    value: dict[str, Any], model: type[BatchRecord], request: CreateBatchCompletionsV1Request, prefix: str = ""
+    value: dict[str, Any],
+    model: type[BatchRecord],
+    request: CreateBatchCompletionsV1Request,
+    passed: PassedChecks | None,
+    prefix: str = "",
+) -> BatchRecord:
+    key = None if passed is None else passed.key(value, model)
+    if passed is not None and key in passed:
+        try:
+            return model.model_validate(value)
+        except ValidationError as error:
+            raise _RefusedError(*record_error_of(error, model, prefix)) from None
+    record = _checked(value, model, request, prefix)
+    if passed is not None and key is not None:
+        passed.add(key)
+    return record
+
+
+def _checked(
+    value: dict[str, Any], model: type[BatchRecord], request: CreateBatchCompletionsV1Request, prefix: str
 ) -> BatchRecord:
     _refuse_too_many(value, prefix)
     if model in _TOKEN_FIELDS:
