@@ -9,6 +9,7 @@ fields nor in the serialized form of the DAG.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -108,15 +109,19 @@ def refuse_misspelt(operator: type[BaseOperator], names: Iterable[str]) -> None:
             raise RequestRefusedError(f"{name}: unknown argument; did you mean {near[0]}?")
 
 
-def known_arguments(operator: type[BaseOperator]) -> set[str]:
-    """What the constructors of an operator and of those behind it take by name."""
-    return {
+@functools.cache
+def known_arguments(operator: type[BaseOperator]) -> frozenset[str]:
+    """What the constructors of an operator and of those behind it take by name.
+
+    Found out once for a class: it takes longer than all else that is done when an operator is made.
+    """
+    return frozenset(
         name
         for base in operator.__mro__
         if "__init__" in vars(base)
         for name, parameter in inspect.signature(vars(base)["__init__"]).parameters.items()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-    }
+    )
 
 
 def pool_slots(arguments: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Sized
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from airflow.sdk import DAG, XComArg, task
@@ -514,3 +515,14 @@ def test_so_it_does_when_the_request_is_given_whole() -> None:
     request = {"input_data_path": "in", "output_data_path": "out", "model_config": MODEL, "gpus": 4}
     job = LLMEngineBatchCompletionsOperator(task_id="job", request=request, pool="gpus")
     assert job.pool_slots == 4
+
+
+def test_what_constructors_take_is_found_out_once_for_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures are slow to read, and the scheduler makes the operators of every DAG file again and again."""
+    operator(task_id="first")
+
+    def read_again(*_arguments: object) -> NoReturn:
+        raise AssertionError("a signature was read again")
+
+    monkeypatch.setattr(inspect, "signature", read_again)
+    operator(task_id="second")
