@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,7 +68,6 @@ class Consultation:
     Args:
         known: The cache.
         validate: From a raw record to the record, or its error. Called in another thread, too.
-        uses_tool: Whether a tool writes a part of the answers.
         before_first: Called before the first answer is given, once; it may raise.
     """
 
@@ -77,12 +76,11 @@ class Consultation:
         known: KnownAnswers,
         validate: Callable[[RawRecord], Record | RecordError],
         *,
-        uses_tool: bool = False,
         before_first: Callable[[], None] = lambda: None,
     ) -> None:
         self._known = known
         self._validate = validate
-        self._keys = AnswerKeys(uses_tool=uses_tool)
+        self._keys = AnswerKeys()
         self._before_first = before_first
         self._loading = threading.Lock()
         self._loaded = False
@@ -90,17 +88,24 @@ class Consultation:
         """By the number of each chunk that is still to be worked on."""
         self._given = False
 
-    def ahead(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Give chunks on as they come, and look the next ones up meanwhile."""
+    def ahead(self, chunks: Iterator[Chunk], *, is_done: Callable[[int], bool]) -> Iterator[Chunk]:
+        """Give chunks on as they come, and look the next ones up meanwhile.
+
+        Args:
+            chunks: The chunks to work on. Iterated in another thread.
+            is_done: Whether a chunk, by its number, is not looked up. Called there, too.
+        """
         if not self._has_answers():
             yield from chunks
             return
         pool = ThreadPoolExecutor(1, thread_name_prefix="consult")
         try:
-            following: Future[_Block] | None = pool.submit(self._next_block, chunks)
+            following: Future[_Block] | None = pool.submit(self._next_block, chunks, is_done)
             while following is not None:
                 block = following.result()
-                following = pool.submit(self._next_block, chunks) if block.chunks and block.failed is None else None
+                following = (
+                    pool.submit(self._next_block, chunks, is_done) if block.chunks and block.failed is None else None
+                )
                 for chunk in block.chunks:
                     self._blocks[chunk.number] = block
                 for chunk in block.chunks:
@@ -111,14 +116,23 @@ class Consultation:
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def records_of(self, chunk: Chunk) -> Iterator[tuple[RawRecord, Record | RecordError, Answer | None]]:
-        """The records of a chunk, validated, each with its answer if there is one."""
+    def records_of(
+        self, chunk: Chunk, finished: Container[int]
+    ) -> Iterator[tuple[RawRecord, Record | RecordError, Answer | None]]:
+        """The records of a chunk, validated, each with its answer if there is one.
+
+        Args:
+            chunk: One that ``ahead`` gave, or any other: that is looked up by itself.
+            finished: Indices of records that are left out.
+        """
         block = self._blocks.pop(chunk.number, None)
         if block is None:
             block = _Block([chunk])
             if self._has_answers():
-                self._look_up(block)
+                self._look_up(block, [chunk])
         for raw in chunk.records:
+            if raw.index in finished:
+                continue
             record = block.records.pop(raw.index, None) or self._validate(raw)
             place = block.places.pop(raw.index, None)
             yield raw, record, None if place is None else self._answer(block, place)
@@ -141,7 +155,7 @@ class Consultation:
                     )
         return self._known.answers > 0
 
-    def _next_block(self, chunks: Iterator[Chunk]) -> _Block:
+    def _next_block(self, chunks: Iterator[Chunk], is_done: Callable[[int], bool]) -> _Block:
         block = _Block()
         records = size = 0
         try:
@@ -153,12 +167,12 @@ class Consultation:
                     break
         except Exception as error:  # noqa: BLE001 - it is raised in its place, after the chunks before it
             block.failed = error
-        self._look_up(block)
+        self._look_up(block, [chunk for chunk in block.chunks if not is_done(chunk.number)])
         return block
 
-    def _look_up(self, block: _Block) -> None:
+    def _look_up(self, block: _Block, chunks: Iterable[Chunk]) -> None:
         indices, keys = [], []
-        for raw in chain.from_iterable(chunk.records for chunk in block.chunks):
+        for raw in chain.from_iterable(chunk.records for chunk in chunks):
             record = block.records[raw.index] = self._validate(raw)
             if isinstance(record, Record):
                 indices.append(raw.index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Location
@@ -62,7 +63,7 @@ class AnswerKeeper:
         moment = now()
         if self._pending and moment - self._pending[0][1].written >= FILE_SECONDS:
             self._write()
-        body = encode_element(answer.body)
+        body = encode_element(_without_place(answer.body))
         self._pending.append(
             (
                 index,
@@ -110,3 +111,8 @@ class AnswerKeeper:
         level = logging.DEBUG if self._told else logging.WARNING
         logger.log(level, "%d answers are not put into the cache: %s", answers, reason)
         self._told = True
+
+
+def _without_place(body: dict[str, Any]) -> dict[str, Any]:
+    """An API's response without what each job gives it anew; the fields stay, as their order is the output's."""
+    return {**body, **{name: nothing for name, nothing in (("id", ""), ("created", 0)) if name in body}}

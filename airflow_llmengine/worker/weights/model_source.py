@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+READS_THE_DATE = re.compile(r"strftime_now|datetime")
+"""In a chat template: the function that transformers gives to one for it, and Python's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,11 @@ class ModelSource:
             for reference in _code_references(folder / name)
         )
 
+    def template_reads_date(self) -> bool:
+        """Whether its chat template writes the date into a chat, so that the same chat is another prompt tomorrow."""
+        folders = [self.directory, *([] if self.tokenizer is None else [self.tokenizer])]
+        return any(_names_the_date(path) for folder in folders for path in _template_files(folder))
+
 
 class ModelFinder(Protocol):
     """Finds a job's model, and fetches it first if it is not here."""
@@ -40,6 +49,19 @@ class ModelFinder(Protocol):
         Raises ``ModelNotFoundError``, ``ModelChangedError`` or ``StorageError``.
         """
         ...
+
+
+def _template_files(folder: Path) -> Iterator[Path]:
+    yield from (folder / "tokenizer_config.json", folder / "chat_template.json", folder / "processor_config.json")
+    yield from folder.glob("chat_template*.jinja")
+    yield from folder.glob("additional_chat_templates/*.jinja")
+
+
+def _names_the_date(path: Path) -> bool:
+    try:
+        return READS_THE_DATE.search(path.read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def _code_references(config: Path) -> Iterator[str]:

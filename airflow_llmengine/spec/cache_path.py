@@ -1,0 +1,24 @@
+"""``cache_path``: where answers are kept for later runs. It is said beside the request, like ``engine_args``."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_llmengine.spec.check_paths import url_refusals
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.validation import Refusal
+
+CACHE_PATH = "cache_path"
+
+_READ_ONLY = re.compile(r"(https?|ftp|data)://", re.IGNORECASE)
+
+
+def cache_path_refusals(cache_path: str, request: CreateBatchCompletionsV1Request | None = None) -> list[Refusal]:
+    """What is wrong with a ``cache_path``, by itself and for a request."""
+    refusals = url_refusals(CACHE_PATH, cache_path)
+    if not refusals and _READ_ONLY.match(cache_path):
+        refusals = [Refusal(CACHE_PATH, "can't be written to", "give a folder, or a prefix of an object store")]
+    if request is not None and request.tool_config is not None:
+        reason = "has no effect with tool_config: what code writes into an answer may be another each time"
+        refusals.append(Refusal(CACHE_PATH, reason, "leave one of the two out"))
+    return refusals
