@@ -227,7 +227,12 @@ def run_stages(folder: Path, kind: str) -> dict[str, float]:
             finished[record.index] = elements.answer(record, Answer(answer.body, 16, 16))
         return finished
 
-    pinned = PinnedInput(input_identity="", input_format="", chunk_records=256, chunk_tokens=262_144)
+    cutting = {"chunk_records": 256, "chunk_tokens": 262_144}
+    with contextlib.suppress(ImportError):
+        from airflow_llmengine.worker.chunks import chunk_share
+
+        cutting["chunk_share"] = chunk_share(1)
+    pinned = PinnedInput(input_identity="", input_format="", **cutting)
     for chunk in cut(reader.records(), pinned=pinned, content=reader.content):
         records = timed("validate", partial(validated, chunk.records))
         results = ChunkResults(chunk.number, chunk.records[0].index, len(records))

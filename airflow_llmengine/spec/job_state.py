@@ -91,7 +91,7 @@ class PinnedInput(StateDocument):
     first_chunk_records: int = 16
     """Most records of the first chunks; they grow with the input, so that a short job too is cut finely enough."""
     chunk_share: int = 4096
-    """A later chunk holds at most the so manieth part of the records before it."""
+    """A later chunk holds at most the so manieth part of the records before it; by how many replicas began."""
     chunk_tokens: int
     """Most tokens, read and asked for, of one chunk of more than one record."""
 

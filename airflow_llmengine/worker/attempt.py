@@ -23,7 +23,7 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.launch import IfDone, Launch, LaunchRefusedError, launch_job
-from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
+from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS, chunk_share
 from airflow_llmengine.worker.claims import Claims
 from airflow_llmengine.worker.collect import (
     JobIncompleteError,
@@ -273,6 +273,7 @@ def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions
         input_identity=reader.identity,
         input_format=reader.format,
         chunk_records=options.chunk_records,
+        chunk_share=chunk_share(options.replicas),
         chunk_tokens=options.chunk_tokens,
     )
     pinned = scratch.pin_input(wanted)

@@ -38,6 +38,12 @@ MAY_BE_OVER = "some of them for reasons that may be over: the next attempt makes
 DEFAULT_CHUNK_TOKENS = 262_144
 """Most tokens, read and asked for, of a chunk of more than one record: about a minute of one GPU's work."""
 
+PARTS_OF_A_SHARE = 64
+"""Of one replica's share a chunk, unless it is one of the first few, is no larger part than one of so many."""
+
+MOST_PARTS = 4096
+"""A job is cut no finer than that, however many replicas it has."""
+
 BYTES_PER_TOKEN = 4
 """Rough size of a token of prompt, good enough to cut chunks by."""
 
@@ -180,6 +186,15 @@ def cut(
         tokens += weight
     if pending:
         yield Chunk(number, pending)
+
+
+def chunk_share(replicas: int) -> int:
+    """The most parts of a job that a chunk may be one of, so that it is a small part of one replica's share.
+
+    Each chunk costs a claim and a commit, so that a job of few replicas is not cut as finely as one of many. It is
+    written down with the job: attempts with another number of replicas find the same chunks.
+    """
+    return min(PARTS_OF_A_SHARE * replicas, MOST_PARTS)
 
 
 def requested_tokens(value: Any, content: CreateBatchCompletionsV1RequestContent | None) -> int:

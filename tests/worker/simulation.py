@@ -16,16 +16,9 @@ from statistics import mean
 
 from airflow_llmengine.spec.job_state import PinnedInput
 from airflow_llmengine.worker.attempts import HolderState
-from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS, cut
+from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS, chunk_share, cut
 from airflow_llmengine.worker.records import RawRecord
 from airflow_llmengine.worker.schedule import is_own, outlook
-
-PINNED = PinnedInput(
-    input_identity="sha256:1",
-    input_format="json_lines",
-    chunk_records=DEFAULT_CHUNK_RECORDS,
-    chunk_tokens=DEFAULT_CHUNK_TOKENS,
-)
 
 
 def lognormal_lengths(records: int, *, sigma: float, seed: int) -> list[float]:
@@ -35,11 +28,18 @@ def lognormal_lengths(records: int, *, sigma: float, seed: int) -> list[float]:
     return [chance.lognormvariate(mu, sigma) for _ in range(records)]
 
 
-def cut_chunks(records: int) -> list[range]:
-    """The records of each chunk, as the worker cuts them."""
+def cut_chunks(records: int, replicas: int) -> list[range]:
+    """The records of each chunk, as the worker cuts them in a job that so many replicas begin."""
+    pinned = PinnedInput(
+        input_identity="sha256:1",
+        input_format="json_lines",
+        chunk_records=DEFAULT_CHUNK_RECORDS,
+        chunk_share=chunk_share(replicas),
+        chunk_tokens=DEFAULT_CHUNK_TOKENS,
+    )
     raw = (RawRecord(index=index, location="", value={"prompt": "x"}, size=400) for index in range(records))
     return [
-        range(chunk.records[0].index, chunk.records[-1].index + 1) for chunk in cut(raw, pinned=PINNED, content=None)
+        range(chunk.records[0].index, chunk.records[-1].index + 1) for chunk in cut(raw, pinned=pinned, content=None)
     ]
 
 

@@ -11,7 +11,7 @@ REPLICAS = 64
 LONGEST = 0.03
 """How much later than the mean the last replica may end, as a part of the whole time."""
 
-CHUNKS = cut_chunks(RECORDS)
+CHUNKS = cut_chunks(RECORDS, REPLICAS)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -45,7 +45,9 @@ def test_without_help_late_replicas_would_hold_the_job_up() -> None:
     assert overhang(ends) > 2 * LONGEST
 
 
-def test_chunks_are_small_against_a_share_and_few_in_a_large_job() -> None:
-    share = RECORDS / REPLICAS
-    assert max(len(chunk) for chunk in CHUNKS) <= share / 50
-    assert len(cut_chunks(1_000_000)) < 16_000
+@pytest.mark.parametrize(("replicas", "most_chunks"), [(1, 600), (8, 1_900), (64, 6_000), (1000, 6_000)])
+def test_chunks_are_small_against_a_share_and_few_in_a_large_job(replicas: int, most_chunks: int) -> None:
+    chunks = cut_chunks(RECORDS, replicas)
+    assert max(len(chunk) for chunk in chunks) <= max(16, RECORDS / min(replicas, 64) / 50)
+    assert len(chunks) < most_chunks
+    assert len(cut_chunks(10 * RECORDS, replicas)) < 8 * most_chunks

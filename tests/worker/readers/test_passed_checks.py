@@ -25,7 +25,6 @@ WITHOUT_TOKENIZER = REQUEST.model_copy(
 TEXTS = ["a", "ä", "", None, 3, [], [""], ["a"], [1, 2], [[1], []], {"a": 1}]
 PARTS = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}, {"type": "odd"}, "a"]
 CONTENTS = [*TEXTS, *([part] for part in PARTS)]
-NO_FIELDS: dict[str, Any] = {}
 MESSAGES = [[{"role": "user", "content": content}] for content in CONTENTS]
 FIELDS: dict[str, list[Any]] = {
     "max_tokens": [16, 16.0, "16", True, 0, -1, None, 2**70],
@@ -74,7 +73,8 @@ def test_what_is_remembered_makes_no_difference(values: list[dict[str, Any]], re
 @pytest.mark.parametrize("field", ["prompt", "messages"])
 def test_whatever_text_was_passed_before_another_is_judged_by_itself(field: str) -> None:
     texts: list[Any] = TEXTS if field == "prompt" else MESSAGES
-    for fields in NO_FIELDS, {"media_io_kwargs": {"image": {}}}:
+    fields: dict[str, Any]
+    for fields in {}, {"media_io_kwargs": {"image": {}}}:
         for pair in itertools.permutations(texts, 2):
             assert_no_difference([{field: text, **fields} for text in pair], REQUEST)
 
