@@ -16,6 +16,7 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.identity import fingerprint
 from airflow_llmengine.spec.job_state import JobHandle, PinnedInput
 from airflow_llmengine.spec.job_version import differs_from_launcher, version_fault
+from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.truncated_answers import truncation_warning
@@ -23,6 +24,10 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.launch import IfDone, Launch, LaunchRefusedError, launch_job
+from airflow_llmengine.worker.answers.keys import AnswerKeys
+from airflow_llmengine.worker.answers.known_outcomes import KnownOutcomes
+from airflow_llmengine.worker.answers.local_file import SHARE_OF_FREE, LocalFile
+from airflow_llmengine.worker.answers.repeats import Repeats
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS, chunk_share
 from airflow_llmengine.worker.claims import Claims
 from airflow_llmengine.worker.collect import (
@@ -241,6 +246,7 @@ def _work(
                 stop=stop,
                 settings=ReplicaSettings(deadline=deadline, max_error_rate=options.max_error_rate),
                 timing=timing,
+                repeats=_repeats(request),
                 evaluator=None if request.tool_config is None else CodeEvaluator(request.tool_config, Interpreters()),
             ),
             _LastWords(share, scratch, progress, stop),
@@ -261,6 +267,13 @@ def _engine(make_engine: EngineFactory, request: CreateBatchCompletionsV1Request
     if isinstance(engine, LoadsModel):
         engine.load_from(files.find)
     return engine
+
+
+def _repeats(request: CreateBatchCompletionsV1Request) -> Repeats[Any]:
+    """What lets records that ask the same have one answer; it takes a part of the disk that the worker may use."""
+    storage = None if request.storage is None else parse_quantity(str(request.storage))
+    file = LocalFile(None if storage is None else int(storage) // SHARE_OF_FREE)
+    return Repeats(AnswerKeys(uses_tool=request.tool_config is not None), KnownOutcomes(file))
 
 
 def _pinned_model(scratch: JobScratch) -> str | None:

@@ -13,13 +13,15 @@ from typing import TypeVar
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
-from airflow_llmengine.spec.results import RecordError, RecordErrorType
+from airflow_llmengine.spec.results import RecordError, RecordErrorType, RecordFault
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.job_directory import JobDirectory
-from airflow_llmengine.worker.chunks import ChunkResults
+from airflow_llmengine.worker.answers.outcomes import Outcome, holds_for_others
+from airflow_llmengine.worker.answers.repeats import Repeats
+from airflow_llmengine.worker.chunks import ChunkResults, Finished
 from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.engine_keeper import ALONE, EngineKeeper
-from airflow_llmengine.worker.engines.base import Engine, EngineDiedError, RecordRejectedError, RendersChats
+from airflow_llmengine.worker.engines.base import Answer, Engine, EngineDiedError, RecordRejectedError, RendersChats
 from airflow_llmengine.worker.look_ahead import LookAhead
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers.chats import RECORDS_THAT_TELL
@@ -60,6 +62,9 @@ BYTES_IN_FLIGHT = 256 * 1024 * 1024
 PENDING_COMMITS = 8
 """Chunks that may wait for a slow storage before no more records are admitted."""
 
+COPIES_AT_ONCE = 32
+"""Answers that are copied in a row before others get their turn in the loop: about a millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
@@ -85,6 +90,7 @@ class Replica:
         stop: Stop,
         settings: ReplicaSettings,
         timing: Timing,
+        repeats: Repeats[tuple[Record, ChunkWork]],
         evaluator: CodeEvaluator | None = None,
     ) -> None:
         self._scratch = directory.scratch(handle)
@@ -103,6 +109,7 @@ class Replica:
             timing=timing,
         )
         self._open: dict[int, ChunkResults] = {}
+        self._repeats = repeats
         self._evaluator = evaluator
         self._in_flight: set[asyncio.Task[None]] = set()
         self._away = 0
@@ -165,6 +172,7 @@ class Replica:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
             await self._engine.stop()
+            self._repeats.close()
             await self._give_back()
 
     async def _give_back(self) -> None:
@@ -230,12 +238,15 @@ class Replica:
         stopped = asyncio.create_task(self._stop.wait())
         stopped.add_done_callback(lambda _stopped: self._changed.set())
         looked_again = False
+        copies = 0
         try:
             while not self._stop.is_requested():
                 self._changed.clear()
                 taken = self._ahead.take() if self._has_room(window) else None
                 if taken is not None:
-                    self._admit(*taken)
+                    copies = 0 if self._admit(*taken) else copies + 1
+                    if copies % COPIES_AT_ONCE == COPIES_AT_ONCE - 1:
+                        await asyncio.sleep(0)
                 elif not self._ahead.ended or not self._has_room(window):
                     await self._changed.wait()
                 elif looked_again and not self._ahead.found:
@@ -261,14 +272,30 @@ class Replica:
             len(self._in_flight) - self._away < window
             and self._bytes_in_flight < BYTES_IN_FLIGHT
             and len(self._commits) < PENDING_COMMITS
+            and not self._repeats.full
         )
 
-    def _admit(self, record: Record, work: ChunkWork) -> None:
+    def _admit(self, record: Record, work: ChunkWork) -> bool:
+        """Begin with a record; False if it needs no place in the engine, since another one asks the same."""
         # Not before: a chunk that is made again has had its time once it is opened.
         self._open.setdefault(work.results.number, work.results)
-        task = asyncio.create_task(self._complete(record, work))
-        self._in_flight.add(task)
+        key = self._repeats.key(record)
+        if key is not None:
+            known = self._repeats.known(key)
+            if known is not None:
+                self._finish(record, work.results, known, repeated=True)
+                return False
+            if self._repeats.wait(key, (record, work)):
+                self._bytes_in_flight += record.size
+                return False
         self._bytes_in_flight += record.size
+        self._send(record, work, key)
+        return True
+
+    def _send(self, record: Record, work: ChunkWork, key: bytes | None) -> None:
+        """Give a record that was admitted to the engine."""
+        task = asyncio.create_task(self._complete(record, work, key))
+        self._in_flight.add(task)
 
         def left(task: asyncio.Task[None]) -> None:
             self._in_flight.discard(task)
@@ -277,7 +304,25 @@ class Replica:
 
         task.add_done_callback(left)
 
-    async def _complete(self, record: Record, work: ChunkWork) -> None:
+    async def _complete(self, record: Record, work: ChunkWork, key: bytes | None) -> None:
+        outcome = await self._outcome(record, work)
+        if outcome is None:
+            return
+        self._finish(record, work.results, outcome)
+        if key is None:
+            return
+        for count, (other, waited) in enumerate(self._repeats.settle(key, outcome), 1):
+            self._finish(other, waited.results, outcome, repeated=True)
+            self._bytes_in_flight -= other.size
+            if count % COPIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        if not holds_for_others(outcome) and not self._stop.is_requested():
+            following = self._repeats.instead(key)
+            if following is not None:
+                self._send(*following, key)
+
+    async def _outcome(self, record: Record, work: ChunkWork) -> Outcome | None:
+        """What the engine makes of a record; None if this attempt ends over it."""
         in_engine = 0.0
         results = work.results
 
@@ -299,42 +344,28 @@ class Replica:
                 answer = await ask(lambda engine: engine.complete(record))
             else:
                 answer = await self._evaluator.complete(record, ask, self._leave)
-            finished = self._elements.answer(record, answer)
+            outcome: Outcome = answer
         except RecordRejectedError as error:
-            finished = self._elements.error(
-                RecordError(
-                    type=error.error_type,
-                    message=f"{record.location}: {error.message}",
-                    index=record.index,
-                    custom_id=record.custom_id,
-                ),
-                is_batch_line=record.is_batch_line,
-            )
-            if error.error_type is RecordErrorType.ENGINE_CRASH and results.round_number:
-                # Twice found out is enough: it takes an engine each time.
-                finished = replace(finished, final=True)
+            outcome = error.error_type, error.message
         except EngineDiedError as error:
             self._stop.request(StopReason.ENGINE_DIED, str(error))
-            return
+            return None
         except StorageError as error:
             self._stop.request(_storage_reason(error), str(error))
-            return
-        except Exception as error:
-            # A defect of ours or of the engine costs this record, not the job. The text of an unknown exception may
-            # quote the prompt, so only its type is told.
-            logger.warning("%s: %s while it was completed", record.location, type(error).__name__)
-            logger.debug("record %d", record.index, exc_info=True)
-            finished = self._elements.error(
-                RecordError(
-                    type=RecordErrorType.INTERNAL,
-                    message=f"{record.location}: the engine failed with it ({type(error).__name__}); the worker's log "
-                    "at level DEBUG tells where",
-                    index=record.index,
-                    custom_id=record.custom_id,
-                ),
-                is_batch_line=record.is_batch_line,
-            )
+            return None
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs this record and not the job
+            outcome = _told_defect(record, error)
         self._latencies.append(in_engine)
+        return outcome
+
+    def _finish(self, record: Record, results: ChunkResults, outcome: Outcome, *, repeated: bool = False) -> None:
+        """Put a record's outcome in its place, and commit the chunk with its last one."""
+        try:
+            finished = self._element(record, results, outcome)
+        except Exception as error:  # noqa: BLE001 - as above
+            finished = self._element(record, results, _told_defect(record, error))
+        if repeated and finished.error_type is None:
+            finished = replace(finished, repeated=True)
         results.finished[record.index] = finished
         self._progress.count(finished)
         self._watch.check_error_rate()
@@ -342,6 +373,23 @@ class Replica:
             commit = asyncio.create_task(self._commit_or_stop(results))
             self._commits.add(commit)
             commit.add_done_callback(self._committed)
+
+    def _element(self, record: Record, results: ChunkResults, outcome: Outcome) -> Finished:
+        if isinstance(outcome, Answer):
+            return self._elements.answer(record, outcome)
+        error_type, message = outcome
+        failed = self._elements.error(
+            RecordError(
+                type=error_type,
+                message=f"{record.location}: {message}",
+                index=record.index,
+                custom_id=record.custom_id,
+            ),
+            is_batch_line=record.is_batch_line,
+        )
+        # Twice found out is enough: it takes an engine each time.
+        is_final = error_type is RecordErrorType.ENGINE_CRASH and results.round_number > 0
+        return replace(failed, final=True) if is_final else failed
 
     @contextmanager
     def _leave(self) -> Iterator[None]:
@@ -454,6 +502,17 @@ class Replica:
                     time.sleep(0.01)
 
         await asyncio.to_thread(count)
+
+
+def _told_defect(record: Record, error: Exception) -> RecordFault:
+    """A defect of ours or of the engine. The text of an unknown exception may quote the prompt: its type is told."""
+    name = type(error).__name__
+    logger.warning("%s: %s while it was completed", record.location, name)
+    logger.debug("record %d", record.index, exc_info=error)
+    return (
+        RecordErrorType.INTERNAL,
+        f"the engine failed with it ({name}); the worker's log at level DEBUG tells where",
+    )
 
 
 def _storage_reason(error: StorageError) -> StopReason:
