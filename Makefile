@@ -15,6 +15,7 @@ LOCKS := requirements/test.txt requirements/torch-cpu.txt requirements/model.txt
 PYTEST_ARGS ?=
 # Tests run in a process for each core, four at most; PROCESSES=1 runs them one after another.
 PROCESSES ?= auto
+BENCHMARKS ?= $(notdir $(basename $(wildcard benchmarks/bench_*.py)))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --maxprocesses 4
 
 .PHONY: help
@@ -69,8 +70,10 @@ docs-serve: environment ## Show the site on this machine, and follow what is wri
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 .PHONY: bench
-bench: environment ## The benchmarks, on this machine
-	@for benchmark in benchmarks/bench_*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+bench: environment ## The benchmarks, on this machine (half an hour and more); BENCHMARKS="bench_pipeline" names some
+	@failed=""; for benchmark in $(BENCHMARKS); do echo "== $$benchmark"; \
+		$(BIN)/python -m "benchmarks.$$benchmark" || failed+=" $$benchmark"; done; \
+	if [ -n "$$failed" ]; then echo "These failed:$$failed" >&2; exit 1; fi
 
 .PHONY: lock
 lock: environment ## Resolve requirements/test.txt again; UPGRADE=1 takes the newest versions
