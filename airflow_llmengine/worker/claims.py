@@ -1,9 +1,10 @@
-"""Claims: which chunks this attempt may work on, and which others do. Blocking; for one thread."""
+"""Claims: which chunks this attempt may work on, and which others do. Blocking; of one thread, but for what it says."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from airflow_llmengine.spec.job_state import Claim
@@ -11,6 +12,9 @@ from airflow_llmengine.storage.job_directory import ChunkFiles, JobScratch
 from airflow_llmengine.worker.attempts import Attempts, HolderState
 from airflow_llmengine.worker.process_identity import ProcessIdentity
 from airflow_llmengine.worker.timing import Timing
+
+AT_ONCE = 16
+"""So many claims are written at the same time, where several are: a store takes its time over each, not over all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,16 @@ class Claims:
         """Whether this attempt works on the chunk."""
         return chunk in self._held
 
+    def take_all(self, chunks: Sequence[int]) -> list[HeldChunk]:
+        """Claim several chunks, by several threads; those that somebody holds or that are committed are left out."""
+        if len(chunks) == 1:
+            held = [self.take(chunks[0])]
+        else:
+            # Each of them touches only what is known of its own chunk.
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                held = list(threads.map(self.take, chunks))
+        return [one for one in held if one is not None]
+
     def take(self, chunk: int) -> HeldChunk | None:
         """Claim a chunk; None if somebody holds it, or it is committed."""
         if chunk in self.files.rounds or chunk in self._held:
@@ -128,10 +142,17 @@ class Claims:
         Args:
             died: Whether the engine has died over it for good: that counts as the holder's death.
         """
-        while self._held:
-            chunk, held = self._held.popitem()
-            claim = self._own_claim(deaths=held.deaths + died, suspect=held.suspect, given_back=True)
-            self._scratch.replace_claim(chunk, held.number, claim)
+        held = dict(self._held)
+        self._held.clear()
+
+        def give_one_back(chunk: int) -> None:
+            mine = held[chunk]
+            claim = self._own_claim(deaths=mine.deaths + died, suspect=mine.suspect, given_back=True)
+            self._scratch.replace_claim(chunk, mine.number, claim)
+
+        # They may be many, and the process have little time left.
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(give_one_back, held))
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:

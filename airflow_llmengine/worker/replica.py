@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
@@ -32,6 +32,9 @@ from airflow_llmengine.worker.timing import Deadline, Timing
 from airflow_llmengine.worker.tools.code_evaluation import CodeEvaluator
 from airflow_llmengine.worker.watch import Watch
 from airflow_llmengine.worker.weights.model_files import require_same
+
+if TYPE_CHECKING:
+    from airflow_llmengine.worker.answer_cache.attempt_cache import AttemptCache
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +95,7 @@ class Replica:
         timing: Timing,
         repeats: Repeats[tuple[Record, ChunkWork]],
         evaluator: CodeEvaluator | None = None,
+        cache: AttemptCache | None = None,
     ) -> None:
         self._scratch = directory.scratch(handle)
         self._share = share
@@ -111,6 +115,7 @@ class Replica:
         self._open: dict[int, ChunkResults] = {}
         self._repeats = repeats
         self._evaluator = evaluator
+        self._cache = cache
         self._in_flight: set[asyncio.Task[None]] = set()
         self._away = 0
         """Of the records in flight, those that ask nothing of the engine at the moment."""
@@ -118,7 +123,12 @@ class Replica:
         self._bytes_in_flight = 0
         self._changed = asyncio.Event()
         """Whether there may be room for a record, a record for the room, or a reason to stop."""
-        self._ahead = LookAhead(self._next_for_engine, helping=lambda: self._share.helping, changed=self._changed.set)
+        self._ahead = LookAhead(
+            self._next_for_engine,
+            helping=lambda: self._share.helping,
+            may_hold=lambda: self._share.may_hold,
+            changed=self._changed.set,
+        )
         self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
         self._counting = False
 
@@ -143,18 +153,20 @@ class Replica:
                 return ExitCode.DONE
             background.append(asyncio.create_task(self._watch.run()))
             work = await self._next_for_engine()
-            if work is None and not self._stop.is_requested():
+            if not work and not self._stop.is_requested():
                 logger.info("nothing is left to do for this replica; no engine is loaded")
                 return ExitCode.DONE
-            if work is not None:
+            if work:
                 self._ahead.add(work)
                 background.append(asyncio.create_task(self._count_input()))
                 if isinstance(self._engine.engine, RendersChats):
                     # A model that can't render them is refused at once.
                     self._engine.engine.require_chat_template(self._why_a_chat_template)
                 # Claimed ahead, so that the engine need not wait for storage.
+                self._ahead.look_far(self._engine.engine)
                 self._ahead.begin()
                 await self._start_engine()
+                await self._ahead.arrange(self._engine.engine)
                 self._stop.saving_starts(asyncio.get_running_loop())
                 background.append(asyncio.create_task(self._watch_deadline()))
                 started = time.monotonic()
@@ -185,14 +197,23 @@ class Replica:
             # The others find out by this replica's silence, or by its last heartbeat.
             logger.warning("some chunks could not be given back: %s", error)
 
-    async def _next_for_engine(self) -> ChunkWork | None:
-        """The next chunk that needs an engine; chunks that don't are committed on the way."""
-        while not self._stop.is_requested():
-            work = await asyncio.to_thread(self._share.next)
-            if work is None or work.todo:
-                return work
-            await self._commit(work.results)
-        return None
+    async def _next_for_engine(self, at_once: int = 1) -> list[ChunkWork]:
+        """The next chunks that need an engine, some of ``at_once``; those that don't are committed on the way."""
+        commits: set[asyncio.Task[None]] = set()
+        try:
+            while not self._stop.is_requested():
+                works = await asyncio.to_thread(self._share.next, at_once)
+                commits |= {asyncio.create_task(self._commit(work.results)) for work in works if not work.todo}
+                needing = [work for work in works if work.todo]
+                if needing or not works:
+                    return needing
+                if len(commits) >= PENDING_COMMITS:
+                    done, commits = await asyncio.wait(commits, return_when=asyncio.FIRST_COMPLETED)
+                    for commit in done:
+                        commit.result()
+            return []
+        finally:
+            await asyncio.gather(*commits)
 
     def _why_a_chat_template(self) -> str | None:
         if self._share.begins_with_chats():
@@ -220,6 +241,8 @@ class Replica:
                 pinned.engine_version,
                 found.engine_version,
             )
+        if self._cache is not None:
+            await asyncio.to_thread(self._cache.engine_started, engine)
 
     async def _save_before_restart(self, message: str) -> None:
         """The engine died: keep what it had finished, should this process die over the next one."""
@@ -344,6 +367,8 @@ class Replica:
                 answer = await ask(lambda engine: engine.complete(record))
             else:
                 answer = await self._evaluator.complete(record, ask, self._leave)
+            if self._cache is not None:
+                self._cache.keep(record, answer)
             outcome: Outcome = answer
         except RecordRejectedError as error:
             outcome = error.error_type, error.message

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from airflow_llmengine.spec.job_state import InputEnd, PinnedInput
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
@@ -32,10 +34,18 @@ from airflow_llmengine.worker.records import RawRecord, Record
 from airflow_llmengine.worker.schedule import is_own, outlook
 from airflow_llmengine.worker.timing import Timing
 
+if TYPE_CHECKING:
+    from airflow_llmengine.worker.answer_cache.attempt_cache import AttemptCache
+    from airflow_llmengine.worker.engines.base import Answer
+
 logger = logging.getLogger(__name__)
 
 DEATHS_UNTIL_ALONE = 2
 """A chunk over which so many attempts died goes through the engine record by record."""
+
+HELD_PART = 16
+"""Beside other replicas, at most the so manieth part of what is left of one's own share is claimed ahead of the engine:
+whoever is done first helps the others, and can't help with what they have claimed."""
 
 
 @dataclass(slots=True)
@@ -46,6 +56,9 @@ class ChunkWork:
     todo: list[Record]
     alone: bool = False
     """Whether its records go through the engine one by one, as one of them may bring it down."""
+    doubtful: bool = False
+    """Whether an attempt died over it: its records then keep their order, and few others are beside them, so that
+    another death does not throw suspicion on many."""
 
 
 class Share:
@@ -66,6 +79,7 @@ class Share:
         progress: Progress,
         claims: Claims,
         timing: Timing,
+        cache: AttemptCache | None = None,
     ) -> None:
         self._request = request
         self._reader = reader
@@ -78,9 +92,14 @@ class Share:
         self._closed = threading.Event()
         self._turn = threading.Lock()
         self._passed = PassedChecks()
+        self._consultation = None if cache is None else cache.consultation(self._validated)
         self._work = self._all_work()
         self.helping = False
         """Whether its own share is done: then a chunk is better claimed late, as somebody else may have time for it."""
+        self._at_once = 1
+        self._read = 0
+        """Records that this attempt has gone through for its own share."""
+        self._end_looked_for = time.monotonic()
         self.exhausted = False
         """Whether ``next`` has come to the end, with nothing left for this replica when it looked."""
         self.end: InputEnd | None = scratch.read_end()
@@ -88,18 +107,30 @@ class Share:
         if self.end is not None:
             progress.total = self.end.records
 
-    def next(self) -> ChunkWork | None:
-        """The next chunk with something left to do or to commit; None if there is none now, and after ``close``.
+    def next(self, at_once: int = 1) -> list[ChunkWork]:
+        """The next chunks with something left to do or to commit; none if there is none now, and after ``close``.
 
-        Asked again after None, it looks again: who held the rest then may have died since.
+        Asked again after it gave none, it looks again: who held the rest then may have died since.
+
+        Args:
+            at_once: How many to claim together at most. Where others are helped it is one, whatever is asked for.
         """
         with self._turn:
             if self._closed.is_set():
-                return None
+                return []
             if self.exhausted:
                 self.exhausted = False
                 self._work = self._help_others()
-            return next(self._work, None)
+            self._at_once = at_once
+            return next(self._work, [])
+
+    @property
+    def may_hold(self) -> int | None:
+        """How many records may be claimed ahead of the engine, so that replicas end together; None: any number."""
+        if self._progress.replicas == 1:
+            return None
+        left = 0 if self.end is None else self.end.records - self._read
+        return max(0, left) // self._progress.replicas // HELD_PART
 
     def committed(self, results: ChunkResults) -> None:
         """A chunk that ``next`` gave is committed."""
@@ -131,7 +162,7 @@ class Share:
             yield
         self._set_end(records, chunks)
 
-    def _all_work(self) -> Iterator[ChunkWork]:
+    def _all_work(self) -> Iterator[list[ChunkWork]]:
         self._claims.refresh()
         # What this attempt finds; what is committed from now on is left to a later one.
         again = set(self._claims.files.transient)
@@ -142,7 +173,7 @@ class Share:
             yield from self._rounds(again - own)
         yield from self._help_others()
 
-    def _help_others(self) -> Iterator[ChunkWork]:
+    def _help_others(self) -> Iterator[list[ChunkWork]]:
         while not self._closed.is_set():
             self._claims.refresh()
             end = self._known_end()
@@ -161,29 +192,43 @@ class Share:
             else:
                 yield from self._help(found.free)
 
-    def _own_work(self, again: Collection[int]) -> Iterator[ChunkWork]:
+    def _own_work(self, again: Collection[int]) -> Iterator[list[ChunkWork]]:
         """Go through the input once, and do what of it is this replica's own."""
         if self.end is not None and not again:
             own = range(self._progress.replica, self.end.chunks, self._progress.replicas)
             if all(self._is_settled(chunk) for chunk in own):
                 return
-        records = chunks = 0
-        for chunk in self._chunks():
-            records += len(chunk.records)
-            chunks += 1
-            if not self._is_own(chunk.number):
-                continue
+        pending: list[Chunk] = []
+        chunks = self._own_chunks()
+        if self._consultation is not None:
+            chunks = self._consultation.ahead(chunks, is_done=lambda chunk: chunk in self._claims.files.rounds)
+        for chunk in chunks:
+            self._read = chunk.records[-1].index + 1
+            self._look_for_end()
             if chunk.number in self._claims.files.rounds:
                 self._progress.already += len(chunk.records)
                 if chunk.number in again:
                     yield from self._round(chunk)
             else:
-                yield from self._claimed(chunk)
+                pending.append(chunk)
+            if len(pending) >= self._at_once:
+                yield from self._claimed(pending)
+                pending = []
             if self._closed.is_set():
                 return
+        yield from self._claimed(pending)
+
+    def _own_chunks(self) -> Iterator[Chunk]:
+        """This replica's chunks of the whole input; at its end it is known how long that is."""
+        records = chunks = 0
+        for chunk in self._chunks():
+            records += len(chunk.records)
+            chunks += 1
+            if self._is_own(chunk.number):
+                yield chunk
         self._set_end(records, chunks)
 
-    def _rounds(self, again: Collection[int]) -> Iterator[ChunkWork]:
+    def _rounds(self, again: Collection[int]) -> Iterator[list[ChunkWork]]:
         """Make other replicas' chunks again for their transient errors, where nobody else does."""
         last = max(again)
         for chunk in self._chunks():
@@ -192,7 +237,7 @@ class Share:
             if chunk.number in again:
                 yield from self._round(chunk)
 
-    def _help(self, free: Sequence[int]) -> Iterator[ChunkWork]:
+    def _help(self, free: Sequence[int]) -> Iterator[list[ChunkWork]]:
         """Read the input again for chunks that nobody works on."""
         first, wanted = free[0], set(free)
         for part in ({chunk for chunk in wanted if chunk >= first}, {chunk for chunk in wanted if chunk < first}):
@@ -202,12 +247,15 @@ class Share:
                     break
                 if chunk.number in part:
                     self._claims.refresh(if_older_than=self._timing.look_seconds)
-                    yield from self._claimed(chunk)
+                    yield from self._claimed([chunk])
 
-    def _claimed(self, chunk: Chunk) -> Iterator[ChunkWork]:
-        held = self._claims.take(chunk.number)
-        if held is not None:
-            yield self._chunk_work(chunk, held)
+    def _claimed(self, chunks: Sequence[Chunk]) -> Iterator[list[ChunkWork]]:
+        if not chunks:
+            return
+        by_number = {chunk.number: chunk for chunk in chunks}
+        held = self._claims.take_all(list(by_number))
+        if held:
+            yield [self._chunk_work(by_number[one.chunk], one) for one in held]
 
     def _is_own(self, chunk: int) -> bool:
         return is_own(chunk, self._progress.replica, self._progress.replicas)
@@ -225,6 +273,15 @@ class Share:
         self.end = end
         return end
 
+    def _look_for_end(self) -> None:
+        """Learn from the job's scratch how long the input is, should another replica have found out."""
+        if self.end is None and self._progress.replicas > 1:
+            now = time.monotonic()
+            if now - self._end_looked_for >= self._timing.look_seconds:
+                self._end_looked_for = now
+                self.end = self._scratch.read_end()
+                self._progress.total = None if self.end is None else self.end.records
+
     def _set_end(self, records: int, chunks: int) -> None:
         if self.end is None:
             self.end = self._scratch.write_end(InputEnd(records=records, chunks=chunks))
@@ -241,7 +298,7 @@ class Share:
             todo = self._without(todo, held.at_fault, results)
         # First, so that it is tried again before anything else can end this attempt.
         todo.sort(key=lambda record: record.index != held.suspect)
-        return ChunkWork(results, todo, alone=held.deaths >= DEATHS_UNTIL_ALONE)
+        return ChunkWork(results, todo, alone=held.deaths >= DEATHS_UNTIL_ALONE, doubtful=held.deaths > 0)
 
     def _results(self, chunk: Chunk, finished: dict[int, Finished], round_number: int) -> ChunkResults:
         return ChunkResults(
@@ -253,17 +310,39 @@ class Share:
         )
 
     def _todo(self, chunk: Chunk, results: ChunkResults) -> list[Record]:
-        """The records that the engine must answer; those that can't be records get their errors at once."""
+        """The records that the engine must answer; errors of those that can't be records, and known answers, stand."""
         todo = []
-        for raw in chunk.records:
-            if raw.index in results.finished:
-                continue
-            record = to_record(raw, self._request, self._reader.content, self._passed)
+        for raw, record, answer in self._records(chunk, results.finished):
             if isinstance(record, RecordError):
                 self._fail(results, record, is_line=_looks_like_batch_line(raw, record))
-            else:
+            elif answer is None or not self._give(results, record, answer):
                 todo.append(record)
         return todo
+
+    def _records(
+        self, chunk: Chunk, finished: Container[int]
+    ) -> Iterator[tuple[RawRecord, Record | RecordError, Answer | None]]:
+        """The records that are not finished, with the answers that are known."""
+        if self._consultation is not None:
+            yield from self._consultation.records_of(chunk, finished)
+            return
+        for raw in chunk.records:
+            if raw.index not in finished:
+                yield raw, self._validated(raw), None
+
+    def _validated(self, raw: RawRecord) -> Record | RecordError:
+        return to_record(raw, self._request, self._reader.content, self._passed)
+
+    def _give(self, results: ChunkResults, record: Record, answer: Answer) -> bool:
+        """Answer a record from the cache; False where what is there is no answer."""
+        try:
+            given = replace(self._elements.answer(record, answer), cached=True)
+        except Exception:  # noqa: BLE001 - whoever wrote it was none of ours
+            logger.warning("%s: the cache has what is no answer to it, so it is generated", record.location)
+            return False
+        results.finished[record.index] = given
+        self._progress.count(given)
+        return True
 
     def _without(self, todo: list[Record], at_fault: int, results: ChunkResults) -> list[Record]:
         """Leave out the record that was alone in the engine when two attempts died."""
@@ -285,7 +364,7 @@ class Share:
         results.finished[error.index] = failed
         self._progress.count(failed)
 
-    def _round(self, chunk: Chunk) -> Iterator[ChunkWork]:
+    def _round(self, chunk: Chunk) -> Iterator[list[ChunkWork]]:
         """Make a committed chunk again for its transient errors, if this attempt is the first to try this round."""
         before = self._claims.files.rounds[chunk.number]
         if before >= MAX_ROUNDS or not self._claims.take_round(chunk.number, before + 1):
@@ -308,7 +387,7 @@ class Share:
             len(todo),
             chunk.number,
         )
-        yield ChunkWork(results, todo, alone=bool(crashed))
+        yield [ChunkWork(results, todo, alone=bool(crashed), doubtful=bool(crashed))]
 
     def _restored(self, chunk: Chunk) -> dict[int, Finished]:
         finished: dict[int, Finished] = {}

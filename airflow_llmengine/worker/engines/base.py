@@ -131,7 +131,6 @@ class PrefixCache:
 class CachesPrefixes(Protocol):
     """An engine that computes what several prompts begin with only once, as long as it keeps it."""
 
-    @property
     def prefix_cache(self) -> PrefixCache | None:
         """What it keeps, once started; None: nothing."""
         ...
@@ -142,7 +141,9 @@ class EngineStep:
     """What an engine says of itself after one step of its own loop."""
 
     running: int
-    """Sequences that it works on."""
+    """Sequences that it works on, without those that ended in this step."""
+    finished: int
+    """Sequences that ended in this step, for which nothing has taken their place yet."""
     waiting: int
     """Sequences that wait for a place among them."""
     prompt_tokens: int

@@ -178,7 +178,6 @@ class VLLMEngine:
         """The ``max_num_seqs`` of vLLM."""
         return int(self._started().client.vllm_config.scheduler_config.max_num_seqs)
 
-    @property
     def prefix_cache(self) -> PrefixCache | None:
         """The KV cache, unless vLLM keeps nothing of finished prompts (``enable_prefix_caching``)."""
         config = self._started().client.vllm_config.cache_config
