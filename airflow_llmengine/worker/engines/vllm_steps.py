@@ -30,6 +30,7 @@ class StepTeller:
         self._observer(
             EngineStep(
                 running=scheduler_stats.num_running_reqs,
+                finished=0 if iteration_stats is None else len(iteration_stats.finished_requests),
                 waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
                 prompt_tokens=prefixes.queries,
                 cached_tokens=prefixes.hits,
