@@ -31,6 +31,8 @@ class WorkerAttempt:
     """What to clear for a new launch."""
     engine_args: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the engine."""
+    cache_path: str | None = None
+    """Where answers are kept for later runs."""
 
     def arguments(self, source: str, *, grace_seconds: int) -> list[str]:
         """The worker's command line, from its command on.
@@ -54,6 +56,8 @@ class WorkerAttempt:
                 f"--replica={self.replica}",
                 f"--replicas={self.replicas}",
             ]
+            if self.cache_path is not None:
+                arguments.append(f"--cache-path={self.cache_path}")
         if self.max_error_rate is not None:
             arguments.append(f"--max-error-rate={self.max_error_rate!r}")
         return arguments + self._engine_arguments()
@@ -92,6 +96,7 @@ class WorkerAttempt:
             "replicas": self.replicas,
             "launched_by": self.launched_by,
             "engine_args": dict(self.engine_args),
+            "cache_path": self.cache_path,
         }
 
     @classmethod

@@ -9,6 +9,7 @@ from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.hooks.llmengine import read_engine_args
 
 if TYPE_CHECKING:
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
     from airflow_llmengine.storage.launch import IfDone
 
 # The same words as storage's, which is too heavy to import where DAGs are parsed.
@@ -25,9 +26,12 @@ class TaskOptions:
     overwrite: bool
     max_error_rate: float | None
     engine_args: dict[str, Any]
+    cache_path: str | None
 
     @classmethod
-    def parse(cls, *, if_done: Any, overwrite: Any, max_error_rate: Any, engine_args: Any) -> TaskOptions:
+    def parse(
+        cls, *, if_done: Any, overwrite: Any, max_error_rate: Any, engine_args: Any, cache_path: Any
+    ) -> TaskOptions:
         """Read the arguments.
 
         Raises:
@@ -38,6 +42,7 @@ class TaskOptions:
             _overwrite(overwrite),
             parse_max_error_rate(max_error_rate),
             read_engine_args(engine_args),
+            parse_cache_path(cache_path),
         )
 
 
@@ -73,3 +78,25 @@ def parse_max_error_rate(value: Any) -> float | None:
     if not 0 <= rate <= 1:
         raise RequestRefusedError(f"max_error_rate is {value!r}; it must be a number from 0 to 1.")
     return rate
+
+
+def parse_cache_path(value: Any, request: CreateBatchCompletionsV1Request | None = None) -> str | None:
+    """Read ``cache_path`` as an argument.
+
+    Args:
+        value: It.
+        request: The job that it is for, where that is known.
+
+    Raises:
+        RequestRefusedError: It can't be where answers are kept.
+    """
+    if value is None or value in ("", "None"):
+        return None
+    if not isinstance(value, str):
+        raise RequestRefusedError(f"cache_path is a {type(value).__name__}; it must be a path or a URL.")
+    from airflow_llmengine.spec.cache_path import cache_path_refusals
+
+    refusals = cache_path_refusals(value, request)
+    if refusals:
+        raise RequestRefusedError("Answers can't be kept so:\n" + "\n".join(map(str, refusals)))
+    return value

@@ -89,6 +89,7 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
             deadline=launched.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            cache_path=options.cache_path,
         )
         if not self.wait_for_completion:
             self._start_pod(context, hook, attempt, request)

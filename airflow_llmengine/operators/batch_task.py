@@ -9,7 +9,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
-from airflow_llmengine.operators.attempt_options import TaskOptions
+from airflow_llmengine.operators.attempt_options import TaskOptions, parse_cache_path
 from airflow_llmengine.operators.mapping import VerbatimPartial, gather
 from airflow_llmengine.operators.request_arguments import (
     GatheredRequest,
@@ -46,6 +46,8 @@ class BatchTaskMixin(BaseOperator):
             only when every record failed.
         engine_args: Further arguments of vLLM by their Python names, beside those that the contract has a field for; an
             object of JSON values, or its JSON text. They are no secrets: they are on the worker's command line.
+        cache_path: A folder in which answers are kept for later runs, and looked for before an engine is loaded; by
+            default none. Reached like the other paths.
         input_data_path: As the contract has it, like all that follow.
         output_data_path: Where the result stands when the task has succeeded, and never before.
         content: Prompts and sampling parameters in the DAG itself. Up to 64 KiB go along with the request, more is
@@ -80,6 +82,7 @@ class BatchTaskMixin(BaseOperator):
         "overwrite",
         "max_error_rate",
         "engine_args",
+        "cache_path",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json", "engine_args": "json"}
     # Paths end in .json: they are never the names of template files.
@@ -111,6 +114,7 @@ class BatchTaskMixin(BaseOperator):
         overwrite: bool | str = False,
         max_error_rate: float | str | None = None,
         engine_args: Mapping[str, Any] | str | XComArg | None = None,
+        cache_path: str | XComArg | None = None,
         input_data_path: str | XComArg | None = None,
         output_data_path: str | XComArg | None = None,
         content: Mapping[str, Any] | XComArg | None = None,
@@ -158,6 +162,7 @@ class BatchTaskMixin(BaseOperator):
         self.overwrite = overwrite
         self.max_error_rate = max_error_rate
         self.engine_args = engine_args
+        self.cache_path = cache_path
         self._ended_by_airflow = False
         self._refuse_early()
 
@@ -190,6 +195,7 @@ class BatchTaskMixin(BaseOperator):
             overwrite=False if has_template(self.overwrite) else self.overwrite,
             max_error_rate=None if has_template(self.max_error_rate) else self.max_error_rate,
             engine_args=None if has_template(self.engine_args) else placeholders(self.engine_args),
+            cache_path=None if has_template(self.cache_path) else self.cache_path,
         )
 
     def _options(self) -> TaskOptions:
@@ -198,6 +204,7 @@ class BatchTaskMixin(BaseOperator):
             overwrite=self.overwrite,
             max_error_rate=self.max_error_rate,
             engine_args=self.engine_args,
+            cache_path=self.cache_path,
         )
 
     def _checked_request(self, hook: LLMEngineHook) -> CreateBatchCompletionsV1Request:
@@ -207,6 +214,7 @@ class BatchTaskMixin(BaseOperator):
         from airflow_llmengine.spec.replica_nodes import nodes_of
 
         checked = hook.validate(request)
+        parse_cache_path(self.cache_path, checked)
         if hook.settings.launcher == "local" and nodes_of(checked) > 1:
             raise RequestRefusedError(
                 f"nodes_per_worker: {checked.nodes_per_worker} nodes need pods, and the connection "

@@ -43,7 +43,7 @@ REQUEST_FIELDS = (
 )
 """The contract's fields, in the order in which a person reads them."""
 
-TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate", "engine_args")
+TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate", "engine_args", "cache_path")
 """What a task says about its attempts, beside the fields."""
 
 _JINJA = ("{{", "{%", "{#")

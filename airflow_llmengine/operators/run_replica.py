@@ -96,6 +96,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             deadline=launch["deadline"] if status.job is None else status.job.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            cache_path=options.cache_path,
             replica=launch["replica"],
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,

@@ -18,6 +18,8 @@ def cache_path_refusals(cache_path: str, request: CreateBatchCompletionsV1Reques
     refusals = url_refusals(CACHE_PATH, cache_path)
     if not refusals and _READ_ONLY.match(cache_path):
         refusals = [Refusal(CACHE_PATH, "can't be written to", "give a folder, or a prefix of an object store")]
+    if not refusals and "://" in cache_path and "?" in cache_path:
+        refusals = [Refusal(CACHE_PATH, "has a query, and names a folder", "put credentials into the connection")]
     if request is not None and request.tool_config is not None:
         reason = "has no effect with tool_config: what code writes into an answer may be another each time"
         refusals.append(Refusal(CACHE_PATH, reason, "leave one of the two out"))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from airflow_llmengine.spec.cache_path import cache_path_refusals
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.identity import fingerprint
@@ -60,7 +62,14 @@ from airflow_llmengine.worker.tools.interpreters import Interpreters
 from airflow_llmengine.worker.tools.sandbox import require_sandbox
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 
+if TYPE_CHECKING:
+    from airflow_llmengine.worker.answer_cache.attempt_cache import AttemptCache
+
 logger = logging.getLogger(__name__)
+
+
+class CacheUnavailableError(Exception):
+    """The cache of answers can't be used so; the message says why, and what to do."""
 
 
 class JobMismatchError(Exception):
@@ -83,6 +92,8 @@ class AttemptOptions:
     overwrite: bool = False
     max_error_rate: float | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    cache_path: str | None = None
+    """Where answers are kept for later runs; None: nowhere."""
     chunk_records: int = DEFAULT_CHUNK_RECORDS
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS
 
@@ -125,6 +136,7 @@ def run_attempt(
     except (
         LaunchRefusedError,
         JobMismatchError,
+        CacheUnavailableError,
         InputInvalidError,
         InputChangedError,
         ModelNotFoundError,
@@ -223,17 +235,20 @@ def _work(
     progress = Progress(replica=options.replica, replicas=options.replicas, wall_clock=timing.wall_clock)
     scratch = directory.scratch(launch.handle)
     elements = ElementWriter(launch.handle, launch.created)
+    files = ModelFiles(directory.output.storage, request, pinned=lambda: _pinned_model(scratch), say=progress.say_doing)
+    pinned = _pin_input(scratch, reader, options)
+    cache = _open_cache(directory.output.storage, request, options, make_engine, files, scratch)
     share = Share(
         request=request,
         reader=reader,
         scratch=scratch,
-        pinned=_pin_input(scratch, reader, options),
+        pinned=pinned,
         elements=elements,
         progress=progress,
         claims=Claims(scratch, replica=options.replica, attempt=progress.attempt, timing=timing),
         timing=timing,
+        cache=cache,
     )
-    files = ModelFiles(directory.output.storage, request, pinned=lambda: _pinned_model(scratch), say=progress.say_doing)
     exit_code = asyncio.run(
         _attend(
             Replica(
@@ -248,8 +263,10 @@ def _work(
                 timing=timing,
                 repeats=_repeats(request),
                 evaluator=None if request.tool_config is None else CodeEvaluator(request.tool_config, Interpreters()),
+                cache=cache,
             ),
             _LastWords(share, scratch, progress, stop),
+            cache,
         )
     )
     if progress.done:
@@ -260,6 +277,47 @@ def _work(
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
     return collect_job(directory, launch, request, make_engine(request).name, options)
+
+
+def require_parquet() -> None:
+    """Make sure that a cache of answers can be read here.
+
+    Raises:
+        CacheUnavailableError: Its packages are not installed.
+    """
+    for package in ("numpy", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise CacheUnavailableError(
+                f"a cache of answers needs the package {package}, which is not installed where the worker runs: "
+                "install airflow-llmengine[parquet] there"
+            )
+
+
+def _open_cache(
+    storage: Storage,
+    request: CreateBatchCompletionsV1Request,
+    options: AttemptOptions,
+    make_engine: EngineFactory,
+    files: ModelFiles,
+    scratch: JobScratch,
+) -> AttemptCache | None:
+    if options.cache_path is None:
+        return None
+    refusals = cache_path_refusals(options.cache_path, request)
+    if refusals:
+        raise CacheUnavailableError("; ".join(map(str, refusals)))
+    require_parquet()
+    from airflow_llmengine.worker.answer_cache.attempt_cache import open_cache
+
+    return open_cache(
+        storage,
+        options.cache_path,
+        request,
+        engine=make_engine(request),
+        engine_args=options.engine_args,
+        files=files,
+        scratch=scratch,
+    )
 
 
 def _engine(make_engine: EngineFactory, request: CreateBatchCompletionsV1Request, files: ModelFiles) -> Engine:
@@ -458,7 +516,7 @@ class _LastWords:
         self._scratch.write_heartbeat(self._progress.heartbeat(self._stop.message or None, self._stop.reason))
 
 
-async def _attend(replica: Replica, last_words: _LastWords) -> ExitCode:
+async def _attend(replica: Replica, last_words: _LastWords, cache: AttemptCache | None) -> ExitCode:
     stop = replica.stop
     stop.say_last(last_words)
     exit_code = None
@@ -466,6 +524,9 @@ async def _attend(replica: Replica, last_words: _LastWords) -> ExitCode:
         exit_code = await replica.run()
         return exit_code
     finally:
+        if cache is not None:
+            # All that the job needs is saved. If there is no more time, the process is ended over it.
+            await asyncio.to_thread(cache.close)
         stop.finished()
         try:
             await asyncio.to_thread(last_words.say, exit_code)

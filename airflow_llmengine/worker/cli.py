@@ -14,7 +14,8 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.status import NoSuchJobError
-from airflow_llmengine.worker.attempt import JobMismatchError, storage_exit_code
+from airflow_llmengine.worker.attempt import CacheUnavailableError, JobMismatchError, storage_exit_code
+from airflow_llmengine.worker.command_line.cache import add_cache
 from airflow_llmengine.worker.command_line.jobs import add_cancel, add_clean, add_status
 from airflow_llmengine.worker.command_line.parser import EXIT_CODES_HELP, LOG_FORMATS, Parser
 from airflow_llmengine.worker.command_line.requests import add_plan, add_validate
@@ -49,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RequestInvalidError as error:
         log_end(logger, f"the request can't be run:\n{textwrap.indent(str(error), '  ')}")
         return ExitCode.BAD_REQUEST
-    except (NoSuchJobError, JobMismatchError, EngineUnavailableError, EnvironmentInvalidError) as error:
+    except (
+        NoSuchJobError,
+        JobMismatchError,
+        CacheUnavailableError,
+        EngineUnavailableError,
+        EnvironmentInvalidError,
+    ) as error:
         log_end(logger, str(error))
         return ExitCode.BAD_REQUEST
     except StorageError as error:
@@ -71,6 +78,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"llmengine-batch {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
-    for add in (add_run, add_collect, add_follow, add_validate, add_plan, add_status, add_cancel, add_clean):
+    for add in (add_run, add_collect, add_follow, add_validate, add_plan, add_status, add_cancel, add_clean, add_cache):
         add(commands)
     return parser

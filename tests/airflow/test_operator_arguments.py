@@ -97,6 +97,10 @@ def test_fields_and_one_dictionary_are_two_ways_to_say_the_same() -> None:
         pytest.param({"engine_args": {"dtype": "x"}}, r"engine_args\.dtype: .*give model_config\.dtype", id="dtype"),
         pytest.param({"engine_args": "{"}, "engine_args: is not valid JSON", id="engine_args that are not JSON"),
         pytest.param({"engine_args": [1]}, "engine_args: must be an object", id="engine_args that are a list"),
+        pytest.param({"cache_path": "s3:/bucket"}, "cache_path: has no // after s3:", id="cache_path"),
+        pytest.param({"cache_path": "https://x/y"}, "cache_path: can't be written to", id="cache_path to read"),
+        pytest.param({"cache_path": "s3://b/c?sig=x"}, "cache_path: has a query", id="cache_path that is signed"),
+        pytest.param({"cache_path": 5}, "cache_path is a int; it must be a path", id="cache_path that is a number"),
     ],
 )
 def test_what_can_not_be_run_is_refused_when_the_dag_is_parsed(arguments: dict[str, Any], sentence: str) -> None:
@@ -140,6 +144,7 @@ def test_all_faults_are_told_at_once_and_none_quotes_a_prompt() -> None:
         {"data_parallelism": "{{ 1 }}"},
         {"if_done": "{{ x }}", "overwrite": "{{ x }}", "max_error_rate": "{{ x }}"},
         {"engine_args": "{{ params.engine | tojson }}"},
+        {"cache_path": "{{ params.cache }}"},
         {"engine_args": {"max_logprobs": "{{ params.most }}", "compilation_config": {"mode": "{{ 0 }}"}}},
     ],
 )
@@ -162,6 +167,13 @@ def test_engine_args_are_a_template_leaf_by_leaf_or_the_output_of_a_task() -> No
     late.render_template_fields({})
     with pytest.raises(RequestRefusedError, match=r"engine_args\.host"):
         late._options()
+
+
+def test_cache_path_is_a_template_and_an_empty_one_is_none() -> None:
+    for given, path in (("s3://cache/{{ 'en' }}", "s3://cache/en"), ("{{ '' }}", None), (None, None)):
+        job = operator(cache_path=given)
+        job.render_template_fields({})
+        assert job._options().cache_path == path
 
 
 def test_what_is_no_template_is_judged_beside_one_that_is() -> None:

@@ -110,6 +110,7 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
         outlets=[output],
         max_error_rate=0.5,
         engine_args={"max_logprobs": 40},
+        cache_path="s3://cache/answers",
         if_done="regenerate",
         overwrite="{{ params.overwrite }}",
         llmengine_conn_id="other",
@@ -126,6 +127,7 @@ def test_each_task_is_given_what_is_meant_for_it(dag: DAG) -> None:
     assert (replicas.trigger_rule, replicas.partial_kwargs["namespace"]) == ("all_success", "gpu")
     assert (replicas.partial_kwargs["max_error_rate"], collect.max_error_rate) == (0.5, 0.5)
     assert plan.engine_args == replicas.partial_kwargs["engine_args"] == collect.engine_args == {"max_logprobs": 40}
+    assert replicas.partial_kwargs["cache_path"] == "s3://cache/answers"
     assert (plan.outlets, collect.outlets) == ([], [output])
     assert plan.request["labels"] == collect.request["labels"] == {"team": "data"}
 

@@ -81,7 +81,7 @@ def test_what_puts_the_shares_together_is_no_replica() -> None:
 
 def test_what_it_is_told_comes_through_a_deferral() -> None:
     further = {"max_logprobs": 40, "compilation_config": {"mode": 0}}
-    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further)):
+    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further, cache_path="s3://c/a")):
         assert WorkerAttempt.decode(told.encode()) == told
 
 
@@ -94,6 +94,14 @@ def test_every_worker_is_told_the_engines_arguments(replica: int | None) -> None
     plain = attempt(replica, 2)
     assert "engine" not in " ".join(plain.arguments("-", grace_seconds=5))
     assert "engine" not in " ".join(plain.follower_arguments("-", node=1, leader="first", grace_seconds=5))
+
+
+def test_replicas_are_told_where_answers_are_kept_and_what_collects_is_not() -> None:
+    told = replace(attempt(1, 2), cache_path="s3://c/a b")
+    assert told.arguments("-", grace_seconds=5).count("--cache-path=s3://c/a b") == 1
+    for other in (attempt(1, 2), replace(attempt(None, 2), cache_path="s3://c/a b")):
+        assert "cache" not in " ".join(other.arguments("-", grace_seconds=5))
+    assert "cache" not in " ".join(told.follower_arguments("-", node=1, leader="first", grace_seconds=5))
 
 
 def test_records_for_which_nothing_was_generated_are_told() -> None:

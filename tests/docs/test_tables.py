@@ -95,15 +95,15 @@ def test_the_retry_policys_waits_are_there() -> None:
     assert [name for name in arguments(LLMEngineRetryPolicy) if f"`{name}`" not in said] == []
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    parser = cli._parser()
-    (action,) = (each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
-    return dict(action.choices)
+def commands(parser: argparse.ArgumentParser | None = None) -> dict[str, argparse.ArgumentParser]:
+    parser = parser or cli._parser()
+    groups = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    return {name: choice for group in groups for name, choice in group.choices.items()}
 
 
 def options() -> Iterator[str]:
     for parser in commands().values():
-        for action in parser._actions:
+        for action in (action for each in (parser, *commands(parser).values()) for action in each._actions):
             yield from (each for each in action.option_strings if each.startswith("--") and each != "--help")
 
 

@@ -184,31 +184,37 @@ class Group:
     """The answers of one row group, decoded one by one as they are asked for."""
 
     def __init__(self, table: Any) -> None:
-        self._keys = table["key"].combine_chunks()
-        self._bodies = table["body"].combine_chunks()
-        self._prompt_tokens = table["prompt_tokens"].combine_chunks()
-        self._completion_tokens = table["completion_tokens"].combine_chunks()
-        self._truncated = table["truncated"].combine_chunks()
-        self._written = table["written"].combine_chunks()
         self.bytes_held: int = table.nbytes
+        # One by one, pyarrow makes an object of each value; a table of a file is of one chunk, or of a few.
+        columns = {name: table[name].combine_chunks() for name in table.column_names}
+        keys = columns["key"]
+        start = keys.offset * KEY_BYTES
+        self._keys = memoryview(keys.buffers()[1])[start : start + len(keys) * KEY_BYTES]
+        bodies = columns["body"]
+        offsets = numpy.frombuffer(bodies.buffers()[1], numpy.int32)
+        self._offsets = offsets[bodies.offset : bodies.offset + len(bodies) + 1]
+        self._bodies = memoryview(bodies.buffers()[2] or b"")
+        self._prompt_tokens = columns["prompt_tokens"].to_numpy()
+        self._completion_tokens = columns["completion_tokens"].to_numpy()
+        self._truncated = columns["truncated"].to_numpy(zero_copy_only=False)
+        self._written = columns["written"].to_numpy(zero_copy_only=False).astype(numpy.int64)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._keys) // KEY_BYTES
 
     def key(self, row: int) -> bytes:
         """The key of one row."""
-        key: bytes = self._keys[row].as_py()
-        return key
+        return bytes(self._keys[row * KEY_BYTES : (row + 1) * KEY_BYTES])
 
     def answer(self, row: int) -> KeptAnswer:
         """One row."""
         return KeptAnswer(
             key=self.key(row),
-            body=self._bodies[row].as_buffer().to_pybytes(),
-            prompt_tokens=self._prompt_tokens[row].as_py(),
-            completion_tokens=self._completion_tokens[row].as_py(),
-            truncated=self._truncated[row].as_py(),
-            written=self._written[row].value / 1000,
+            body=bytes(self._bodies[self._offsets[row] : self._offsets[row + 1]]),
+            prompt_tokens=int(self._prompt_tokens[row]),
+            completion_tokens=int(self._completion_tokens[row]),
+            truncated=bool(self._truncated[row]),
+            written=int(self._written[row]) / 1000,
         )
 
 
@@ -264,7 +270,10 @@ class AnswerFile:
 
     def group(self, number: int) -> Group:
         """One row group."""
-        return Group(self.table(number))
+        try:
+            return Group(self.table(number))
+        except (ValueError, IndexError, TypeError) as error:
+            raise DamagedFileError(f"it can't be read any further ({type(error).__name__})") from error
 
     def table(self, number: int) -> Any:
         """One row group as pyarrow has it."""

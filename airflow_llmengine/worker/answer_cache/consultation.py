@@ -11,6 +11,7 @@ import logging
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -50,16 +51,19 @@ class _Place:
     truncated: bool
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Block:
     chunks: list[Chunk] = field(default_factory=list)
     records: dict[int, Record | RecordError] = field(default_factory=dict)
     """By index, as they were validated."""
     places: dict[int, _Place] = field(default_factory=dict)
     bodies: IO[bytes] = field(default_factory=partial(tempfile.SpooledTemporaryFile, IN_MEMORY_BYTES))
-    """Closed with the block, by whoever holds it last."""
+    """Closed when nobody holds the block any more."""
     failed: BaseException | None = None
     """What ended the input after these chunks."""
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.bodies.close)
 
 
 class Consultation:

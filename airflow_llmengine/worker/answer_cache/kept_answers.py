@@ -24,7 +24,7 @@ FILE_BYTES = 32 * 2**20
 FILE_SECONDS = 300.0
 """An answer waits about so long at most: what waits is lost to the cache, not to the job, when the worker is killed."""
 
-FILES_AT_ONCE = 2
+FILES_AT_ONCE = 4
 """Files that may wait for a slow storage; what comes while they do is not kept."""
 
 
@@ -76,14 +76,14 @@ class AnswerKeeper:
 
     def close(self) -> None:
         """Write what is left, and wait until it is there."""
-        self._write()
+        self._write(at_last=True)
         self._pool.shutdown(wait=True)
 
-    def _write(self) -> None:
+    def _write(self, *, at_last: bool = False) -> None:
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         if not pending:
             return
-        if len(self._writing) >= FILES_AT_ONCE:
+        if len(self._writing) >= FILES_AT_ONCE and not at_last:
             self._lose(len(pending), "the storage is too slow")
             return
         writing = self._pool.submit(self._write_file, pending)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
+from airflow_llmengine.spec.cache_path import cache_path_refusals
 from airflow_llmengine.spec.engine_args import parse_engine_args
 from airflow_llmengine.spec.validation import RequestInvalidError
 
@@ -43,6 +45,23 @@ def engine_args(text: str) -> dict[str, Any]:
         return parse_engine_args(text)
     except RequestInvalidError as error:
         raise argparse.ArgumentTypeError("; ".join(map(str, error.refusals))) from None
+
+
+def cache_path(text: str) -> str | None:
+    """Where answers are kept; the empty text: nowhere."""
+    refusals = cache_path_refusals(text) if text.strip() else []
+    if refusals:
+        raise argparse.ArgumentTypeError("; ".join(map(str, refusals)))
+    return text if text.strip() else None
+
+
+def size(text: str) -> int:
+    """Bytes with their unit, such as ``50GB``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB, 50GB or 20GiB")
+    powers = range(["", "k", "m", "g", "t"].index(match[2].lower()))
+    return round(float(match[1]) * prod(1024 if match[3] else 1000 for _power in powers))
 
 
 def seconds(text: str) -> float:

@@ -20,7 +20,7 @@ from airflow_llmengine.worker.attempt import (
     run_attempt,
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
-from airflow_llmengine.worker.command_line.argument_types import count, rate
+from airflow_llmengine.worker.command_line.argument_types import cache_path, count, rate
 from airflow_llmengine.worker.command_line.opening import open_storage, read_job_request
 from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
 from airflow_llmengine.worker.engines.load import engine_name
@@ -76,6 +76,13 @@ def add_run(commands: Any) -> None:
     )
     sub.add_argument("--overwrite", action="store_true", help="replace an output that something else wrote")
     sub.add_argument(
+        "--cache-path",
+        type=cache_path,
+        metavar="URL",
+        help="a folder of a store in which answers are kept for later runs, and looked for before an engine is loaded: "
+        "those of greedy decoding, beam search and sampling with a seed (default: none)",
+    )
+    sub.add_argument(
         "--launched",
         action="store_true",
         help="join the job that a launcher has written down instead of launching one (used by the operator)",
@@ -117,6 +124,7 @@ def add_collect(commands: Any) -> None:
         series=None,
         if_done="reuse",
         overwrite=False,
+        cache_path=None,
         launched=True,
         chunk_records=DEFAULT_CHUNK_RECORDS,
         chunk_tokens=DEFAULT_CHUNK_TOKENS,
@@ -195,6 +203,7 @@ def _attempt(options: argparse.Namespace) -> AttemptOptions:
         overwrite=options.overwrite,
         max_error_rate=options.max_error_rate,
         engine_args=options.engine_args,
+        cache_path=options.cache_path,
         chunk_records=options.chunk_records,
         chunk_tokens=options.chunk_tokens,
     )

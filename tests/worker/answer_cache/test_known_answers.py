@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import sys
 from pathlib import Path
@@ -11,9 +10,9 @@ from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Location
 from airflow_llmengine.worker.answer_cache import known_answers
 from airflow_llmengine.worker.answer_cache.answer_files import GROUP_ANSWERS, new_name
+from airflow_llmengine.worker.answer_cache.kept_answers import AnswerKeeper
 from airflow_llmengine.worker.answer_cache.key_index import KeyIndex
 from airflow_llmengine.worker.answer_cache.known_answers import KnownAnswers
-from airflow_llmengine.worker.answer_cache.kept_answers import AnswerKeeper
 from airflow_llmengine.worker.engines.base import Answer
 from tests.worker.answer_cache.answers import WRITTEN, answer, find, key, local, look_up, put
 
