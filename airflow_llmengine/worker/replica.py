@@ -23,6 +23,7 @@ from airflow_llmengine.worker.elements import ElementWriter
 from airflow_llmengine.worker.engine_keeper import ALONE, EngineKeeper
 from airflow_llmengine.worker.engines.base import Answer, Engine, EngineDiedError, RecordRejectedError, RendersChats
 from airflow_llmengine.worker.look_ahead import LookAhead
+from airflow_llmengine.worker.open_chunks import OpenChunks
 from airflow_llmengine.worker.progress import Progress
 from airflow_llmengine.worker.readers.chats import RECORDS_THAT_TELL
 from airflow_llmengine.worker.records import Record
@@ -63,7 +64,13 @@ BYTES_IN_FLIGHT = 256 * 1024 * 1024
 """Of records in the engine, as they stood in the input; a record that alone is more goes alone."""
 
 PENDING_COMMITS = 8
-"""Chunks that may wait for a slow storage before no more records are admitted."""
+"""Chunks that may wait for a slow storage before no more records are admitted, if their results take much memory."""
+
+MOST_PENDING_COMMITS = 256
+"""And if they take little. Many chunks end at the same time where records were sorted."""
+
+OPEN_BYTES = 256 * 1024 * 1024
+"""Of results that wait for the rest of their chunk: beyond that, chunks are finished in turn."""
 
 COPIES_AT_ONCE = 32
 """Answers that are copied in a row before others get their turn in the loop: about a millisecond."""
@@ -112,7 +119,7 @@ class Replica:
             max_error_rate=settings.max_error_rate,
             timing=timing,
         )
-        self._open: dict[int, ChunkResults] = {}
+        self._open = OpenChunks(self._scratch, self._watch.is_current, timing.save_seconds)
         self._repeats = repeats
         self._evaluator = evaluator
         self._cache = cache
@@ -255,11 +262,10 @@ class Replica:
     async def _generate(self) -> bool:
         """Complete the share; True if nothing is left of it."""
         self._progress.phase = "generating"
-        # More than the engine runs at once, so that a finished sequence is replaced without waiting for this loop.
-        capacity = self._engine.engine.capacity
-        window = capacity + max(8, capacity // 4)
+        window = _window(self._engine.engine.capacity)
         stopped = asyncio.create_task(self._stop.wait())
         stopped.add_done_callback(lambda _stopped: self._changed.set())
+        saving = asyncio.create_task(self._open.keep_saving())
         looked_again = False
         copies = 0
         try:
@@ -284,24 +290,25 @@ class Replica:
         finally:
             stopped.cancel()
             self._share.close()
+            self._open.end_saving()
             await self._ahead.end()
             for task in self._in_flight:
                 task.cancel()
-            await asyncio.gather(*self._in_flight, *self._commits, return_exceptions=True)
+            await asyncio.gather(*self._in_flight, *self._commits, saving, return_exceptions=True)
             await self._save_parts()
 
     def _has_room(self, window: int) -> bool:
         return (
             len(self._in_flight) - self._away < window
             and self._bytes_in_flight < BYTES_IN_FLIGHT
-            and len(self._commits) < PENDING_COMMITS
+            and len(self._commits) < (PENDING_COMMITS if self._open.bytes > OPEN_BYTES else MOST_PENDING_COMMITS)
             and not self._repeats.full
         )
 
     def _admit(self, record: Record, work: ChunkWork) -> bool:
         """Begin with a record; False if it needs no place in the engine, since another one asks the same."""
         # Not before: a chunk that is made again has had its time once it is opened.
-        self._open.setdefault(work.results.number, work.results)
+        self._open.open(work.results)
         key = self._repeats.key(record)
         if key is not None:
             known = self._repeats.known(key)
@@ -351,7 +358,7 @@ class Replica:
 
         async def note_alone() -> None:
             # If the process dies of it, what was finished until then, and who was found out, must be known.
-            await self._save_part(results)
+            await self._open.save(results)
             await asyncio.to_thread(self._share.note_alone, results.number, record.index)
 
         async def ask(question: Callable[[Engine], Awaitable[T]]) -> T:
@@ -391,7 +398,9 @@ class Replica:
             finished = self._element(record, results, _told_defect(record, error))
         if repeated and finished.error_type is None:
             finished = replace(finished, repeated=True)
-        results.finished[record.index] = finished
+        self._open.finish(results, record.index, finished)
+        if self._open.bytes > OPEN_BYTES:
+            self._ahead.take_in_turn()
         self._progress.count(finished)
         self._watch.check_error_rate()
         if results.complete:
@@ -451,7 +460,7 @@ class Replica:
             return
         self._progress.commit(results, first=first)
         self._share.committed(results)
-        self._open.pop(results.number, None)
+        self._open.committed(results.number)
 
     async def _drain(self) -> None:
         """Wait for the records in flight: all of them, or as long as a stop leaves time."""
@@ -480,22 +489,13 @@ class Replica:
         """Keep what is finished of the open chunks: as parts, or for one that is made again, as its next round."""
         if not self._open or self._stop.reason in NOTHING_TO_SAVE or not await self._watch.is_current():
             return
-        for results in list(self._open.values()):
-            if results.round_number:
-                if rounds:
+        if rounds:
+            for results in self._open.results:
+                if results.round_number:
                     # With the earlier results where there are no new ones: this round is not tried a second time.
                     await self._commit(results)
-                continue
-            await self._save_part(results)
+        await self._open.save_all(self._open.results)
         logger.info("saved what was finished of %d open chunks", len(self._open))
-
-    async def _save_part(self, results: ChunkResults) -> None:
-        """Keep what is finished of one open chunk; nothing happens if there is nothing new."""
-        part = None if results.round_number else results.encode_part()
-        if part is not None:
-            indices = set(results.finished)
-            await asyncio.to_thread(self._scratch.commit_part, results.number, part)
-            results.saved |= indices
 
     async def _watch_deadline(self) -> None:
         """End admission early enough that the records in flight can finish before the deadline."""
@@ -538,6 +538,15 @@ def _told_defect(record: Record, error: Exception) -> RecordFault:
         RecordErrorType.INTERNAL,
         f"the engine failed with it ({name}); the worker's log at level DEBUG tells where",
     )
+
+
+def _window(capacity: int) -> int:
+    """How many records are given to an engine that runs so many at once.
+
+    What is too much waits inside the engine, which takes it in the very step in which others end, without asking this
+    process. Where answers are all of one length, all end in the same step: so as many wait as run.
+    """
+    return 2 * capacity + 8
 
 
 def _storage_reason(error: StorageError) -> StopReason:

@@ -21,6 +21,8 @@ class Timing:
     """How often one replica looks at the others: their heartbeats and failures, and what is left to help with."""
     wait_seconds: float = 2.0
     """How often a replica with nothing else to do looks whether a silent one has died."""
+    save_seconds: float = 60.0
+    """What is finished of a chunk that is not committed is saved after this time: a killed worker loses no more."""
     wall_clock: Callable[[], float] = time.time
     """Seconds since the epoch."""
 
