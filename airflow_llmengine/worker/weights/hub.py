@@ -154,15 +154,17 @@ def find_commit(wanted: HubRepository, *, since: float) -> str | None:
         return wanted.revision
     cache = _RepositoryCache(Path(constants.HF_HUB_CACHE), wanted)
     if not constants.HF_HUB_OFFLINE:
-        known = cache.find(since)
-        if known is not None:
-            return known.commit
         try:
-            return str(
-                _patiently(
-                    lambda: model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_SECONDS)
-                ).sha
-            )
+            with cache.locked("commit"):
+                commit = cache.find_commit(since)
+                if commit is None:
+                    asked = time.time()
+                    info = _patiently(
+                        lambda: model_info(wanted.name, revision=wanted.revision, timeout=ANSWER_TIMEOUT_SECONDS)
+                    )
+                    commit = str(info.sha)
+                    cache.note_commit(commit, asked)
+                return commit
         except Exception as error:
             # Not narrower: as in ``fetch_snapshot``.
             if not (is_busy(error) or is_unreachable(error)):
@@ -241,12 +243,17 @@ class _RepositoryCache:
         self._folder = cache / self._name
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """One worker at a time. In a cache that can't be written to, nothing is fetched and no lock is needed."""
-        lock = self._cache / ".locks" / self._name / "llmengine.lock"
+    def locked(self, what: str = "fetch") -> Iterator[None]:
+        """One worker at a time. In a cache that can't be written to, nothing is fetched and no lock is needed.
+
+        Args:
+            what: Workers that do something else don't wait: a fetch may take hours.
+        """
+        name = "llmengine.lock" if what == "fetch" else f"llmengine-{what}.lock"
+        lock = self._cache / ".locks" / self._name / name
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(PermissionError, OSError):
-                stack.enter_context(one_at_a_time(lock, f"the fetch of {self._wanted.name}"))
+                stack.enter_context(one_at_a_time(lock, f"the {what} of {self._wanted.name}"))
             yield
 
     def find(self, since: float) -> Snapshot | None:
@@ -258,6 +265,23 @@ class _RepositoryCache:
         if not all((directory / name).is_file() for name in note["files"]):
             return None
         return Snapshot(directory, note["commit"])
+
+    def find_commit(self, since: float) -> str | None:
+        """The commit of the wanted revision, if a worker has asked for it, and it can't mean another by now."""
+        whole = self.find(since)
+        if whole is not None:
+            return whole.commit
+        try:
+            note = json.loads(self._commit_note_path().read_bytes())
+            commit, asked = note["commit"], note["asked"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        fresh = isinstance(commit, str) and isinstance(asked, float) and asked >= since - FRESH_SECONDS
+        return commit if fresh else None
+
+    def note_commit(self, commit: str, asked: float) -> None:
+        """Put down which commit the wanted revision is; nothing of it need be here."""
+        _write_note(self._commit_note_path(), {"commit": commit, "asked": asked})
 
     def any(self) -> Snapshot | None:
         """What the cache has of the wanted revision, whoever put it there."""
@@ -285,15 +309,8 @@ class _RepositoryCache:
 
     def note(self, commit: str, names: list[str], asked: float) -> None:
         """Put down that a commit is there whole."""
-        text = json.dumps({"commit": commit, "files": names, "asked": asked})
         for revision in {self._wanted.revision or DEFAULT_REVISION, commit}:
-            path = self._note_path(revision)
-            # Where it can't be, the next worker asks the hub.
-            with contextlib.suppress(OSError):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                new = path.with_suffix(f".{os.urandom(8).hex()}")
-                new.write_text(text)
-                new.replace(path)
+            _write_note(self._note_path(revision), {"commit": commit, "files": names, "asked": asked})
 
     def bytes_stored(self) -> int:
         """Bytes of all its files, unfinished ones included."""
@@ -324,6 +341,19 @@ class _RepositoryCache:
             return None
         return note if whole else None
 
+    def _commit_note_path(self) -> Path:
+        revision = self._wanted.revision or DEFAULT_REVISION
+        return self._folder / "llmengine" / f"commit-{hashlib.sha256(revision.encode()).hexdigest()[:32]}.json"
+
     def _note_path(self, revision: str) -> Path:
         key = f"{revision}\0{self._wanted.weights}\0{self._wanted.load_format or ''}"
         return self._folder / "llmengine" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _write_note(path: Path, note: dict[str, Any]) -> None:
+    # Where it can't be, the next worker asks the hub.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.urandom(8).hex()}")
+        new.write_text(json.dumps(note))
+        new.replace(path)

@@ -43,6 +43,10 @@ def request(name: str = "org/small", **fields: Any) -> CreateBatchCompletionsV1R
     )
 
 
+def files(name: str = "org/small", pinned: str | None = None, **fields: Any) -> ModelFiles:
+    return ModelFiles(Storage(), request(name, **fields), pinned=lambda: pinned)
+
+
 def find(name: str = "org/small", pinned: str | None = None, **fields: Any) -> ModelSource:
     return ModelFiles(Storage(), request(name, **fields), pinned=lambda: pinned).find()
 
@@ -327,3 +331,54 @@ def test_progress_is_told(hub: HubServer, caplog: pytest.LogCaptureFixture) -> N
         find()
     assert "fetching org/small at commit" in caplog.text
     assert "fetched org/small at commit" in caplog.text
+
+
+def test_a_model_is_identified_without_a_file_of_it(hub: HubServer, tmp_path: Path) -> None:
+    commit = hub.repositories["org/small"].commit
+    found = files()
+    identity = found.identify()
+    assert identity is not None
+    assert (identity.weights, identity.content) == (commit, commit)
+    assert hub.kinds() == {"model": 1}
+    assert list((tmp_path / "hub").rglob("*.safetensors")) == []
+    # Meanwhile the branch moves on: what was said holds.
+    repository = hub.repositories["org/small"]
+    repository.branches[commit] = commit
+    repository.branches["main"] = "1" * 40
+    assert found.find().identity == commit
+
+
+def test_64_workers_that_identify_a_model_ask_once(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "FRESH_SECONDS", 60)
+    with ThreadPoolExecutor(64) as workers:
+        found = set(workers.map(lambda _number: files().identify(), range(64)))
+    assert len(found) == 1
+    assert hub.kinds() == {"model": 1}
+
+
+def test_a_commit_needs_no_hub_to_be_identified(hub: HubServer) -> None:
+    commit = hub.repositories["org/small"].commit
+    for found in (files(revision=commit), files(pinned=commit)):
+        identity = found.identify()
+        assert identity is not None
+        assert identity.weights == commit
+    assert hub.seen == []
+
+
+def test_a_tokenizer_of_its_own_is_a_part_of_what_answers(hub: HubServer) -> None:
+    hub.repositories["org/tokenizer"] = Repository({"tokenizer.json": b"{}"})
+    plain, other = files().identify(), files(tokenizer="org/tokenizer").identify()
+    assert plain is not None
+    assert other is not None
+    assert other.weights == plain.weights
+    assert other.content == f"{plain.content} {hub.repositories['org/tokenizer'].commit}"
+
+
+def test_a_hub_out_of_reach_tells_no_model_and_a_missing_model_is_refused(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelNotFoundError):
+        files("org/none").identify()
+    monkeypatch.setattr(hub_module, "BUSY_SECONDS", 0)
+    hub.busy = 1000
+    assert files().identify() is None

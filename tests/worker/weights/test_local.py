@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.engines.base import ModelChangedError, ModelNotFoundError
 from airflow_llmengine.worker.weights import local
-from airflow_llmengine.worker.weights.local import DIGEST_PREFIX, checkpoint_digest
+from airflow_llmengine.worker.weights.local import DIGEST_PREFIX, checkpoint_digest, dense_digest
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 from airflow_llmengine.worker.weights.model_source import ModelSource
 
@@ -156,3 +157,57 @@ def test_of_large_files_size_beginning_and_end_count(
     assert checkpoint_digest(checkpoint) != before
     (checkpoint / "weights").write_bytes(bytes(1001))
     assert checkpoint_digest(checkpoint) != before
+
+
+def test_a_tensor_that_was_trained_on_is_noticed_by_the_dense_digest_alone(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file keeps its size, beginning and end, and the change is small and lies between two samples."""
+    monkeypatch.setattr(local, "WHOLE_FILE_BYTES", 999)
+    monkeypatch.setattr(local, "SAMPLE_BYTES", 100)
+    monkeypatch.setattr(local, "SHORT_SAMPLE_BYTES", 8)
+    monkeypatch.setattr(local, "SAMPLE_EVERY_BYTES", 1000)
+    offsets = {"a": [0, 1600], "b": [1600, 1700], "c": [1700, 5000]}
+    header = json.dumps({name: {"dtype": "U8", "data_offsets": pair} for name, pair in offsets.items()}).encode()
+    weights = checkpoint / "weights.safetensors"
+    content = bytearray(len(header).to_bytes(8, "little") + header + bytes(5000))
+    weights.write_bytes(content)
+    before, dense = checkpoint_digest(checkpoint), dense_digest(checkpoint)
+    assert dense_digest(checkpoint) == dense
+    for place in (8 + len(header) + 1600, 8 + len(header) + 1707, 3000, len(content) - 1):
+        changed = content.copy()
+        changed[place] = 1
+        weights.write_bytes(changed)
+        assert dense_digest(checkpoint) != dense
+        assert (checkpoint_digest(checkpoint) == before) is (place != len(content) - 1)
+
+
+def test_a_local_model_is_identified_by_its_content_wherever_it_lies(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(checkpoint)
+    identities = {
+        ModelFiles(Storage(), request).identify()
+        for request in (
+            job(checkpoint_path=str(checkpoint)),
+            job(model=str(checkpoint)),
+            job(checkpoint_path=str(tmp_path / "link")),
+        )
+    }
+    (identity,) = identities
+    assert identity is not None
+    assert identity.weights == find_model(job(model=str(checkpoint))).identity
+    assert identity.content == dense_digest(checkpoint)
+    with pytest.raises(ModelChangedError):
+        ModelFiles(Storage(), job(model=str(checkpoint)), pinned=lambda: "another").identify()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reads"),
+    [
+        ("chat_template.jinja", "{{ messages }}", False),
+        ("chat_template.jinja", "Today is {{ strftime_now('%d %b %Y') }}", True),
+        ("tokenizer_config.json", '{"chat_template": "{{ strftime_now() }}"}', True),
+    ],
+)
+def test_a_template_that_writes_the_date_is_seen(checkpoint: Path, name: str, content: str, reads: bool) -> None:
+    (checkpoint / name).write_text(content)
+    assert find_model(job(model=str(checkpoint))).template_reads_date() is reads
