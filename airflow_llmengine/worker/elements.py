@@ -114,12 +114,15 @@ def _with_named_calls(choice: dict[str, Any], index: int) -> dict[str, Any]:
     return {**choice, "message": {**message, "tool_calls": calls}}
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
 def encode_element(value: dict[str, Any]) -> bytes:
     """JSON in UTF-8 on one line; numbers that JSON does not know become null."""
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _encode(value)
     except ValueError:
-        text = json.dumps(_without_non_finite(value), ensure_ascii=False, separators=(",", ":"))
+        text = _encode(_without_non_finite(value))
     try:
         return text.encode()
     except UnicodeEncodeError:

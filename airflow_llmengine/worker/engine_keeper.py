@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from airflow_llmengine.spec.results import RecordErrorType
@@ -107,7 +106,9 @@ class EngineKeeper:
             EngineDiedError: The engine has died too often, or can't be started again.
         """
         while True:
-            async with self._turn(min(deaths, ALONE)):
+            # No context manager: this is gone through for every record.
+            await self._enter(min(deaths, ALONE))
+            try:
                 generation, alone = self._generation, deaths >= ALONE
                 if alone and before_alone is not None:
                     await before_alone()
@@ -118,6 +119,8 @@ class EngineKeeper:
                 else:
                     self._note_answer()
                     return answer
+            finally:
+                await self._leave()
             if alone:
                 # The record is found out, so the engine has a right to as many restarts again.
                 self._restarts_left = MAX_RESTARTS + 1
@@ -136,21 +139,20 @@ class EngineKeeper:
             if self._answers_since >= STRETCH_RECORDS:
                 self._restarts_left = MAX_RESTARTS
 
-    @asynccontextmanager
-    async def _turn(self, level: int) -> AsyncIterator[None]:
-        """Wait until a record over which so many engines died may enter; inside, it is at work."""
+    async def _enter(self, level: int) -> None:
+        """Wait until a record over which so many engines died may enter; from then on it is at work."""
         if self._calm and level == 0:
             self._running += 1
         else:
             await self._wait_for_turn(level)
-        try:
-            yield
-        finally:
-            self._running -= 1
-            self._alone = False
-            if not self._calm or self._waiting[ALONE]:
-                async with self._changed:
-                    self._changed.notify_all()
+
+    async def _leave(self) -> None:
+        """A record that has entered is at work no more."""
+        self._running -= 1
+        self._alone = False
+        if not self._calm or self._waiting[ALONE]:
+            async with self._changed:
+                self._changed.notify_all()
 
     async def _wait_for_turn(self, level: int) -> None:
         async with self._changed:

@@ -63,6 +63,9 @@ AT_ONCE = (
 BYTES_IN_FLIGHT = 256 * 1024 * 1024
 """Of records in the engine, as they stood in the input; a record that alone is more goes alone."""
 
+COUNTING_PAUSE = 20.0
+"""While the engine works, the input is counted with so many times longer pauses than it takes to count."""
+
 PENDING_COMMITS = 8
 """Chunks that may wait for a slow storage before no more records are admitted, if their results take much memory."""
 
@@ -519,12 +522,14 @@ class Replica:
         self._counting = True
 
         def count() -> None:
+            began = time.monotonic()
             for _chunk in self._share.count_input():
                 if not self._counting:
                     return
                 if self._progress.phase == "generating":
-                    # The engine's own work in this process comes first.
-                    time.sleep(0.01)
+                    # The engine's own work in this process comes first, and so do the records that are fed to it.
+                    time.sleep(max(0.01, COUNTING_PAUSE * (time.monotonic() - began)))
+                began = time.monotonic()
 
         await asyncio.to_thread(count)
 
