@@ -76,12 +76,18 @@ class OpenChunks:
 
         One that is made again is saved as its next round, and never in parts.
         """
-        self._unsaved_since.pop(results.number, None)
+        since = self._unsaved_since.pop(results.number, None)
         part = None if results.round_number else results.encode_part()
-        if part is not None:
-            indices = set(results.finished)
+        if part is None:
+            return
+        indices = set(results.finished)
+        try:
             await asyncio.to_thread(self._scratch.commit_part, results.number, part)
-            results.saved |= indices
+        except StorageError:
+            if since is not None and results.number in self._chunks:
+                self._unsaved_since[results.number] = since
+            raise
+        results.saved |= indices
 
     async def save_all(self, chunks: Iterable[ChunkResults]) -> None:
         """Save several chunks, some at a time: there may be many, and little time left."""

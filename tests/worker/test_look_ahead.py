@@ -154,7 +154,7 @@ def test_sharing_that_begins_later_is_found_out() -> None:
             if one is not None:
                 taken.append(one[0])
             await asyncio.sleep(0)
-            while claims.ahead._is_due:
+            while claims.ahead._is_due:  # noqa: ASYNC110 - a thread is waited for
                 # An engine takes its time, too.
                 await asyncio.sleep(0.001)
         assert sorted(record.index for record in taken) == list(range(6000))
