@@ -24,6 +24,8 @@ from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.status import job_status
 from airflow_llmengine.worker.answers import repeats
 from airflow_llmengine.worker.answers.keys import AnswerKeys
+from airflow_llmengine.worker.answers.outcomes import Outcome
+from airflow_llmengine.worker.answers.repeats import Repeats
 from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run_attempt
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError
 from airflow_llmengine.worker.engines.echo import DIE_MARKER, REJECT_MARKER, EchoEngine
@@ -218,10 +220,19 @@ def test_what_is_waited_for_takes_no_place_in_the_engine(job: Job) -> None:
 
 def test_only_so_many_wait_and_all_are_answered(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repeats, "MOST_WAITING", 5)
+    waiting: list[int] = []
+    settle = repeats.Repeats.settle
+
+    def watched(self: Repeats[Any], key: bytes, outcome: Outcome) -> list[Any]:
+        waiting.append(self.waiting)
+        return settle(self, key, outcome)
+
+    monkeypatch.setattr(repeats.Repeats, "settle", watched)
     write(job, [greedy("same")] * 60 + [greedy("other")])
     world = World(seconds=0.02)
     assert world.run(job).exit_code is ExitCode.DONE
     assert (world.prompts, job.manifest().repeated) == ({"same": 1, "other": 1}, 59)
+    assert max(waiting) == 5
 
 
 def test_who_waits_when_a_worker_stops_is_left_for_the_next_one(job: Job) -> None:
