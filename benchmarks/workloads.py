@@ -107,7 +107,7 @@ def documents(scale: float) -> Workload:
         items += [Item(f"{number}: {words}.\n{question}", 2) for question in QUESTIONS]
     chance.shuffle(items)
     # One block of the KV cache is vLLM's own.
-    settings = {"max_num_seqs": 8, "max_model_len": 192, "num_gpu_blocks_override": blocks + 1}
+    settings = {"max_num_seqs": _count(8, scale), "max_model_len": 192, "num_gpu_blocks_override": blocks + 1}
     return Workload("documents", "documents, eight questions each", items, settings)
 
 
