@@ -198,8 +198,8 @@ class LookAhead:
         if cache is None:
             return
         waiting = self._line_up.waiting()
-        worth = await asyncio.to_thread(worth_of_order, waiting, cache)
-        worth_it = worth >= WORTH_IT
+        worth = await asyncio.to_thread(worth_of_order, waiting, cache, least=WORTH_IT)
+        worth_it = worth > 0
         if worth_it and not self._line_up.sorted:
             logger.info("prompts that begin alike are kept together: that saves %.0f %% of their tokens", worth * 100)
             self._line_up.sort()

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, Generic, TypeVar
 
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
@@ -129,49 +129,54 @@ def _common_length(a: Any, b: Any) -> int:
     return low
 
 
-def worth_of_order(records: Iterable[Record], cache: PrefixCache) -> float:
+def worth_of_order(records: Iterable[Record], cache: PrefixCache, *, least: float = 0.0) -> float:
     """Which part of their prompts' tokens need not be computed if these records are sorted, and must be as they come.
 
     Args:
         records: As they come.
         cache: The engine's. As they come, a prompt finds what it has in common with those that the cache holds; sorted,
             what it has in common with any.
+        least: Less than this part is told as nothing, which is found out sooner.
     """
-    total = sorted_finds = unsorted_finds = 0
-    everything: list[Key] = []
+    keys = [key for key in map(prompt_key, records) if key is not None]
+    sizes = [tokens_of(key) for key in keys]
+    total = sum(sizes)
+    # In order each stands beside the one with which it has most in common.
+    found_sorted = sum(_shared_blocks(one, other, cache) for one, other in pairwise(sorted(keys)))
+    if not found_sorted or found_sorted < least * total:
+        return 0.0
+    worth = (found_sorted - _found_as_they_come(keys, sizes, cache)) / total
+    return worth if worth >= least else 0.0
+
+
+def _found_as_they_come(keys: Iterable[Key], sizes: Iterable[int], cache: PrefixCache) -> int:
+    found = held_tokens = 0
     held: list[Key] = []
     order: deque[tuple[Key, int]] = deque()
-    held_tokens = 0
-    for record in records:
-        key = prompt_key(record)
-        if key is None:
-            continue
-        tokens = tokens_of(key)
-        total += tokens
-        if tokens < cache.block_tokens:
-            # Nothing of it is kept.
-            continue
-        sorted_finds += _found(key, everything, cache)
-        unsorted_finds += _found(key, held, cache)
-        insort(everything, key)
-        insort(held, key)
+    for key, tokens in zip(keys, sizes, strict=True):
+        place = bisect_left(held, key)
+        found += max((_shared_blocks(key, other, cache) for other in held[max(0, place - 1) : place + 1]), default=0)
+        held.insert(place, key)
         order.append((key, tokens))
         held_tokens += tokens
         while held_tokens > cache.tokens and len(order) > 1:
             gone, gone_tokens = order.popleft()
             del held[bisect_left(held, gone)]
             held_tokens -= gone_tokens
-    return (sorted_finds - unsorted_finds) / total if total else 0.0
+    return found
 
 
-def _found(key: Key, others: list[Key], cache: PrefixCache) -> int:
-    """Tokens of whole blocks that a prompt has in common with others, which are sorted: so with one of its neighbours.
-
-    At least one token of a prompt is always computed.
-    """
-    place = bisect_left(others, key)
-    most = max((shared_tokens(key, other) for other in others[max(0, place - 1) : place + 1]), default=0)
-    return most // cache.block_tokens * cache.block_tokens
+def _shared_blocks(one: Key, other: Key, cache: PrefixCache) -> int:
+    """Tokens of whole blocks that two prompts have in common."""
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            if isinstance(a, int) or a[: cache.block_tokens] != b[: cache.block_tokens]:
+                # Most often: less than a block, and no need to count.
+                break
+            return shared_tokens(one, other) // cache.block_tokens * cache.block_tokens
+        if not isinstance(a, int):
+            return shared_tokens(one, other) // cache.block_tokens * cache.block_tokens
+    return 0
 
 
 class Sweep(Generic[T]):
