@@ -17,8 +17,10 @@ from statistics import mean
 from airflow_llmengine.spec.job_state import PinnedInput
 from airflow_llmengine.worker.attempts import HolderState
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS, chunk_share, cut
+from airflow_llmengine.worker.line_up import CHUNKS_AHEAD
 from airflow_llmengine.worker.records import RawRecord
 from airflow_llmengine.worker.schedule import is_own, outlook
+from airflow_llmengine.worker.share import HELD_PART
 
 
 def lognormal_lengths(records: int, *, sigma: float, seed: int) -> list[float]:
@@ -55,8 +57,11 @@ class SimulatedReplica:
     running: list[tuple[float, int]] = field(default_factory=list)
     """By the share at which it ends: the records that run."""
     waiting: deque[int] = field(default_factory=deque)
-    ahead: list[int] | None = None
-    """The chunk that is claimed already and comes next."""
+    """Records in the engine that don't run yet."""
+    lined_up: deque[deque[int]] = field(default_factory=deque)
+    """Chunks that are claimed already, with what is left of them."""
+    read: int = 0
+    """How far it has read the input for its own share."""
     helping: bool = False
     """Whether its own share is done: then it claims nothing before there is room for it."""
     exhausted: bool = False
@@ -110,28 +115,40 @@ class Simulation:
         replica.now = now
 
     def _fill(self, replica: SimulatedReplica) -> None:
-        while len(replica.running) + len(replica.waiting) < self.window and not replica.exhausted:
-            if replica.ahead is None:
-                replica.ahead = self._draw(replica)
-            if replica.ahead is not None:
-                replica.waiting.extend(replica.ahead)
-                replica.ahead = None if replica.helping else self._draw(replica)
+        while len(replica.running) + len(replica.waiting) < self.window:
+            if not replica.lined_up:
+                self._draw(replica)
+                if not replica.lined_up:
+                    break
+            replica.waiting.append(replica.lined_up[0].popleft())
+            if not replica.lined_up[0]:
+                replica.lined_up.popleft()
+            self._claim_ahead(replica)
         while replica.waiting and len(replica.running) < self.capacity:
             record = replica.waiting.popleft()
             heapq.heappush(replica.running, (replica.shared + self.lengths[record], record))
 
-    def _draw(self, replica: SimulatedReplica) -> list[int] | None:
+    def _claim_ahead(self, replica: SimulatedReplica) -> None:
+        """As much as `LineUp` wants and `Share.may_hold` lets it, when nothing is sorted."""
+        while not replica.helping and not replica.exhausted:
+            may_hold = (len(self.lengths) - replica.read) // self.replicas // HELD_PART
+            if len(replica.lined_up) >= CHUNKS_AHEAD and sum(map(len, replica.lined_up)) >= may_hold:
+                return
+            self._draw(replica)
+
+    def _draw(self, replica: SimulatedReplica) -> None:
         chunk = next(replica.work, None)
         if chunk is None:
             replica.exhausted = True
-            return None
-        return list(self.chunks[chunk])
+        else:
+            replica.lined_up.append(deque(self.chunks[chunk]))
 
     def _take(self, replica: SimulatedReplica) -> Iterator[int]:
         """As `Share` does: one's own chunks, then what the outlook says is free, until nothing is."""
         for chunk in range(len(self.chunks)):
             if is_own(chunk, replica.number, self.replicas) and chunk not in self.claimed:
                 self.claimed.add(chunk)
+                replica.read = self.chunks[chunk].stop
                 yield chunk
         replica.helping = True
         while True:
