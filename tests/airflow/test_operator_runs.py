@@ -73,6 +73,17 @@ def test_regenerate_makes_each_series_anew_and_a_retry_only_once(echo_job: EchoJ
 
 
 @pytest.mark.slow
+def test_what_an_earlier_job_was_answered_is_found_by_the_next(echo_job: EchoJob, tmp_path: Path) -> None:
+    cache = f"{tmp_path}/{{{{ 'cache' }}}}"
+    for rows, known in ((range(10), 0), (range(6, 16), 4)):
+        lines = [{"prompt": f"row {row}", "max_tokens": 4, "temperature": 0} for row in rows]
+        echo_job.input.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        result = run(echo_job.operator(cache_path=cache))
+        assert (result["records"], result["cached"]) == (10, known)
+    assert echo_job.texts() == [f"row {row}" for row in range(6, 16)]
+
+
+@pytest.mark.slow
 def test_another_tasks_output_is_refused_unless_it_may_be_overwritten(echo_job: EchoJob) -> None:
     run(echo_job.operator())
     echo_job.input.write_text('{"prompt": "changed", "max_tokens": 4}\n')

@@ -298,3 +298,25 @@ def test_a_worker_that_is_killed_leaves_a_cache_that_can_be_read(tmp_path: Path,
     # What the first had generated until it was told to stop is there; what the second had not yet written is not.
     assert other.manifest().cached >= len(kept)
     assert other.manifest().succeeded == 3000
+
+
+def test_no_prompt_is_in_the_cache_or_in_a_log(tmp_path: Path, cache: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The stand-in engine answers with the last message: what stands before it is in the prompt alone."""
+    import pyarrow.parquet
+
+    caplog.set_level("INFO")
+    private = "qzprivateqz"
+    chats = [
+        {"messages": [{"role": "system", "content": private}, {"role": "user", "content": f"{row}"}], "temperature": 0}
+        for row in range(5)
+    ]
+    for name in ("first", "second"):
+        Run(tmp_path, name, chats, cache=cache)
+    (path,) = Path(cache).glob("*/*.parquet")
+    kept = pyarrow.parquet.read_table(path).to_pylist()
+    assert [json.loads(row["body"])["choices"][0]["message"]["content"] for row in kept] == ["0", "1", "2", "3", "4"]
+    assert private not in str(kept) + path.with_name("about.json").read_text()
+    put_answers(cache, json.dumps({"choices": private}).encode())
+    Run(tmp_path, "third", chats, cache=cache)
+    assert "what is no answer to it" in caplog.text
+    assert private not in caplog.text
