@@ -139,6 +139,10 @@ def run_whole(folder: Path, kind: str, profile: bool) -> dict[str, float]:
 
     request = parse_request(_request(folder, kind, "whole"))
     options = AttemptOptions(owner="benchmark", series="benchmark", max_error_rate=0.01, overwrite=True)
+    with contextlib.suppress(ImportError):
+        from airflow_llmengine.worker.garbage import collect_garbage_seldom
+
+        collect_garbage_seldom()
     profiler = cProfile.Profile() if profile else None
     clock = Clock()
     if profiler is not None:

@@ -81,9 +81,9 @@ class Chunk:
     records: list[RawRecord]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
-    """One record's place in the output, ready to be written, with what is counted of it."""
+    """One record's place in the output, ready to be written, with what is counted of it. It does not change."""
 
     element: bytes
     """The output element as JSON in UTF-8, without a line break."""

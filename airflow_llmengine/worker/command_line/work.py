@@ -24,6 +24,7 @@ from airflow_llmengine.worker.command_line.argument_types import cache_path, cou
 from airflow_llmengine.worker.command_line.opening import open_storage, read_job_request
 from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
 from airflow_llmengine.worker.engines.load import engine_name
+from airflow_llmengine.worker.garbage import collect_garbage_seldom
 from airflow_llmengine.worker.logs import log_end
 from airflow_llmengine.worker.nodes.command import follow, lead
 from airflow_llmengine.worker.stopping import Stop, watch_signals
@@ -154,6 +155,7 @@ def add_follow(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    collect_garbage_seldom()
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
     storage = open_storage(options, stop)

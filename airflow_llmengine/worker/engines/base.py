@@ -25,7 +25,7 @@ class RecordRejectedError(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Answer:
     """The answer to a record, and to every other one that asks the same.
 

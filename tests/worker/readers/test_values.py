@@ -5,10 +5,11 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.worker.readers import values
 from airflow_llmengine.worker.readers.limits import MAX_NESTING
 from airflow_llmengine.worker.readers.values import ValueRefusedError, load_value
 
@@ -159,3 +160,41 @@ def test_not_a_number_never_comes_out() -> None:
         with pytest.raises(ValueRefusedError):
             load_value(raw)
     assert math.isfinite(load_value(b"1.7976931348623157e308"))
+
+
+KEYS = ['"a"', '"b"', '"\\u0061"', '"a\\""', '"\\\\"', '"\\\\\\""', '":"', '"\\u005c"', '"\\ud83d\\ude00"', '"\\ud800"']
+"""Keys as they are written: some are the same, and some have quotes, colons or backslashes in them."""
+
+WRITTEN = st.recursive(
+    st.sampled_from(["1", "-0", "1.50", "1e5", "1e999", "null", "NaN", "01", "9" * 30, *KEYS])
+    | st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]")
+        | st.lists(st.tuples(st.sampled_from(KEYS), st.sampled_from([":", " : "]), inner), max_size=4).map(
+            lambda members: "{" + ",".join(map("".join, members)) + "}"
+        )
+    ),
+)
+
+
+@given(WRITTEN)
+@settings(max_examples=1000)
+def test_the_fast_parser_makes_no_difference(text: str) -> None:
+    def load() -> tuple[str, Any]:
+        try:
+            return "value", repr(load_value(text.encode()))
+        except ValueRefusedError as refused:
+            return refused.reason, (refused.error_type, refused.is_syntax, refused.custom_id)
+
+    fast = load()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(values, "_load_plain", lambda _raw: values._NOT_PLAIN)
+        assert fast == load()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b'{"prompt": "a \\"b\\" \\n", "max_tokens": 5, "stop": ["a", {"b": 0.5}], "x": null}', '["\u2028😀"]'.encode()],
+)
+def test_a_usual_record_is_read_by_the_fast_parser(raw: bytes) -> None:
+    assert values._load_plain(raw) == json.loads(raw)
