@@ -163,7 +163,7 @@ class LookAhead:
     @property
     def _is_due(self) -> bool:
         """Whether it is time to consider sorting."""
-        return self._cache is not None and self._given >= self._pause and not self._helping()
+        return self._cache is not None and self._given >= self._pause
 
     def _chunks_wanted(self) -> int:
         if self._helping():
@@ -207,5 +207,6 @@ class LookAhead:
             self._line_up.unsort()
         self._looks_far = worth_it
         self._given = 0
-        self._pause = len(waiting) * SORTED_FOR if worth_it else min(max(len(waiting), 2 * self._pause), MOST_UNSORTED)
+        pause = len(waiting) * SORTED_FOR if worth_it else min(max(len(waiting), 2 * self._pause), MOST_UNSORTED)
+        self._pause = max(pause, NEAR.records)
         self._considered.set()

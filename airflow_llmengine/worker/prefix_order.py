@@ -191,6 +191,8 @@ class Sweep(Generic[T]):
         self._place = 0
         self._next: list[tuple[Key, int, T]] = []
         self._may_join = 0
+        self._last: tuple[Key, int] | None = None
+        """The entry that was given last in this sweep."""
 
     def __len__(self) -> int:
         return len(self._now) - self._place + len(self._next)
@@ -198,7 +200,7 @@ class Sweep(Generic[T]):
     def add(self, key: Key, index: int, entry: T) -> None:
         """Take in an entry; ``index`` is its own alone, and orders those of the same key."""
         item = (key, index, entry)
-        if self._may_join and self._place < len(self._now) and item > self._now[self._place]:
+        if self._may_join and self._last is not None and (key, index) > self._last:
             self._may_join -= 1
             insort(self._now, item, lo=self._place)
         else:
@@ -210,7 +212,8 @@ class Sweep(Generic[T]):
             self._now, self._next = self._next, []
             self._place = 0
             self._may_join = len(self._now)
-        _key, _index, entry = self._now[self._place]
+        key, index, entry = self._now[self._place]
+        self._last = key, index
         self._place += 1
         if self._place >= 4096:
             # What is gone is not kept.
@@ -225,4 +228,4 @@ class Sweep(Generic[T]):
 
     def clear(self) -> None:
         """Forget those that are left."""
-        self._now, self._next, self._place = [], [], 0
+        self._now, self._next, self._place, self._may_join = [], [], 0, 0

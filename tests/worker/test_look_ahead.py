@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from airflow_llmengine.worker.engines.base import PrefixCache
+from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.attempt import AttemptOptions, run_attempt
+from airflow_llmengine.worker.engines.base import Answer, PrefixCache
 from airflow_llmengine.worker.engines.echo import EchoEngine
 from airflow_llmengine.worker.look_ahead import NEAR, LookAhead
 from airflow_llmengine.worker.prefix_order import prompt_key
 from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork
+from airflow_llmengine.worker.stopping import Stop
+from tests.worker.jobs import Job, text_of
 from tests.worker.prompt_records import works
 from tests.worker.test_prefix_order import documents
 
@@ -86,6 +94,20 @@ def test_what_begins_alike_is_given_together_where_the_engine_caches_it() -> Non
     asyncio.run(run())
 
 
+def test_what_was_claimed_is_sorted_though_there_is_only_others_work_left_to_claim() -> None:
+    async def run() -> None:
+        claims = Claims(works(documents(100, 8, characters=500), size=16))
+        engine = CachingEngine(SMALL)
+        claims.ahead.look_far(engine)
+        claims.ahead.begin()
+        await claims.settle()
+        claims.helping = True
+        await claims.ahead.arrange(engine)
+        assert alike(await claims.take_all()) == 700
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     "cache", [None, PrefixCache(tokens=10**6, block_tokens=16)], ids=["no cache", "a cache for all of it"]
 )
@@ -118,21 +140,18 @@ def test_an_engine_that_says_nothing_of_a_cache_is_not_looked_far_ahead_for() ->
 
 def test_where_nothing_is_shared_the_look_ahead_is_near_again() -> None:
     async def run() -> None:
-        prompts = documents(10_000, 1, characters=80)
-        claims = Claims(works(prompts, size=16))
+        claims = Claims(works(documents(18_000, 1, characters=80), size=16))
         engine = CachingEngine(SMALL)
         claims.ahead.look_far(engine)
         claims.ahead.begin()
         await claims.settle()
-        assert claims.claimed == 10_000
+        looked_at = claims.claimed
+        assert 2 * NEAR.records < looked_at < 18_000
         await claims.ahead.arrange(engine)
-        claims.left = list(reversed(works(prompts, size=16)))
-        taken = 0
-        while claims.ahead.waiting > NEAR.records // 2:
+        for _ in range(looked_at - NEAR.records):
             assert claims.ahead.take() is not None
-            taken += 1
         await claims.settle()
-        assert claims.claimed == 10_000
+        assert claims.claimed == looked_at
         await claims.ahead.end()
 
     asyncio.run(run())
@@ -220,6 +239,29 @@ def test_chunks_come_to_their_end_when_their_results_take_too_much() -> None:
         assert sorted(first + rest) == list(range(800))
 
     asyncio.run(run())
+
+
+def test_an_attempt_sends_alike_records_together_and_writes_all_in_the_order_of_its_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = documents(20, 8, characters=500)
+    job = Job(tmp_path, prompts)
+    monkeypatch.setenv("LLMENGINE_ECHO_CAPACITY", "4")
+    order: list[Record] = []
+
+    class Engine(EchoEngine):
+        def prefix_cache(self) -> PrefixCache | None:
+            return SMALL
+
+        async def complete(self, record: Record) -> Answer:
+            order.append(record)
+            return await super().complete(record)
+
+    options = AttemptOptions(owner="o", series="s")
+    outcome = run_attempt(Storage(), validate_request(json.dumps(job.request)), options, Stop(), make_engine=Engine)
+    assert outcome.exit_code is ExitCode.DONE
+    assert [text_of(result) for result in job.results()] == prompts
+    assert alike(order) == 140
 
 
 def test_what_a_claim_raises_is_told_to_whoever_asks_whether_there_is_more() -> None:

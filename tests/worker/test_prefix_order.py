@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_llmengine.worker.engines.base import PrefixCache
@@ -94,6 +94,7 @@ def test_what_all_have_in_common_stays_in_the_cache_in_any_order(prefix: str) ->
     assert worth_of_order(records, PrefixCache(tokens=5000, block_tokens=16)) < 0.01
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_a_sweep_gives_each_entry_once_and_none_later_than_two_sweeps(data: st.DataObject) -> None:
     sweep: Sweep[int] = Sweep()
@@ -115,6 +116,16 @@ def test_a_sweep_gives_each_entry_once_and_none_later_than_two_sweeps(data: st.D
     assert given_at.keys() == added_at.keys()
     # A sweep is of those that wait and of as many that join it.
     assert all(given_at[entry] - added_at[entry] <= 4 * most for entry in added_at)
+
+
+def test_what_comes_too_late_for_a_sweep_waits_for_the_next() -> None:
+    sweep: Sweep[str] = Sweep()
+    for index, letter in enumerate("cmz"):
+        sweep.add((0, letter), index, letter)
+    assert [sweep.pop(), sweep.pop()] == ["c", "m"]
+    for index, letter in enumerate("anb", 3):
+        sweep.add((0, letter), index, letter)
+    assert [sweep.pop() for _ in range(4)] == ["n", "z", "a", "b"]
 
 
 def test_a_sweep_starves_nobody_though_what_comes_is_always_before_it() -> None:
