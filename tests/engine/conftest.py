@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from airflow_llmengine.worker.elements import in_place
-from airflow_llmengine.worker.engines.base import Answer
+from airflow_llmengine.worker.engines.base import Answer, EngineStep
 from airflow_llmengine.worker.engines.vllm import VLLMEngine
 from airflow_llmengine.worker.records import Record
 from tests.engine.records import job
@@ -22,9 +22,11 @@ from tests.engine.records import job
 class RunningEngine:
     """A started engine, and the loop in which it lives."""
 
-    def __init__(self, engine: VLLMEngine, runner: asyncio.Runner) -> None:
+    def __init__(self, engine: VLLMEngine, runner: asyncio.Runner, steps: list[EngineStep] | None = None) -> None:
         self.engine = engine
         self.runner = runner
+        self.steps = [] if steps is None else steps
+        """What the engine has told of its steps, if it was to tell."""
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(coroutine)
@@ -67,9 +69,11 @@ def running(quickstart_model: Path) -> Iterator[RunningEngine]:
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         engine = VLLMEngine(job(quickstart_model, tool_call_parser="hermes", enable_auto_tool_choice=True))
         engine.take_arguments({"trust_request_chat_template": True})
+        steps: list[EngineStep] = []
+        engine.tell_steps(steps.append)
         try:
             runner.run(engine.start())
-            yield RunningEngine(engine, runner)
+            yield RunningEngine(engine, runner, steps)
         finally:
             runner.run(engine.stop())
     assert set(engine_processes()) <= before
