@@ -16,6 +16,7 @@ from airflow_llmengine.storage.backend import is_temporary
 from airflow_llmengine.worker.chunks import decode_results
 from airflow_llmengine.worker.elements import error_of
 from tests.faults.faulty_storage import kind_of
+from tests.faults.plan import Plan
 from tests.faults.runner import Run, Variant, scratch_names
 from tests.faults.world import Effect
 
@@ -76,7 +77,7 @@ def _output(run: Run) -> list[str]:
     reasons = [_mismatch(run, elements, variant) for variant in variants]
     broken = [] if None in reasons else [f"the output is no job's: {reasons[0]}"]
     if manifest is not None:
-        broken += _against_manifest(data, elements, manifest, count_tokens=not run.plan.asks_for_echo)
+        broken += _against_manifest(data, elements, manifest, run.plan)
     return broken
 
 
@@ -124,17 +125,19 @@ def _undue_error(run: Run, index: int, kind: RecordErrorType) -> str | None:
     if index in run.plan.bad:
         return None if kind in (RecordErrorType.INVALID_JSON, RecordErrorType.INVALID_RECORD) else "has a wrong error"
     faults = {fault.kind for fault in run.plan.engine if fault.record == index}
+    like_it = run.plan.first_like(index)
+    crashes = {fault.kind for fault in run.plan.engine if run.plan.first_like(fault.record) == like_it}
     if kind is RecordErrorType.INTERNAL and "internal" in faults:
         return None
     if kind is RecordErrorType.ENGINE_CRASH:
         # A record that was alone in the engine at two deaths, after two others over its chunk, may be at fault, for all
         # that can be told.
-        due = faults & {"kills engine", "kills process"} or run.world.kills >= 4
+        due = crashes & {"kills engine", "kills process"} or run.world.kills >= 4
         return None if due else "is said to bring the engine down"
     return "has an error that it should not have"
 
 
-def _against_manifest(data: bytes, elements: list[Any], manifest: Manifest, *, count_tokens: bool) -> list[str]:
+def _against_manifest(data: bytes, elements: list[Any], manifest: Manifest, plan: Plan) -> list[str]:
     failures = Counter(element["error"]["type"] for element in elements if element.get("error") is not None)
     expected = {
         "output_bytes": len(data),
@@ -143,11 +146,12 @@ def _against_manifest(data: bytes, elements: list[Any], manifest: Manifest, *, c
         "failed": failures.total(),
         "succeeded": len(elements) - failures.total(),
         "truncated": 0,
-        "repeated": 0,
         "cached": 0,
         "failures": dict(failures),
     }
-    if count_tokens:
+    if plan.distinct is None:
+        expected["repeated"] = 0
+    if not plan.asks_for_echo:
         # The stand-in counts one for each.
         expected |= dict.fromkeys(("prompt_tokens", "completion_tokens"), len(elements) - failures.total())
     return [

@@ -228,6 +228,12 @@ class Plan:
     max_error_rate: float | None = None
     asks_for_echo: bool = False
     """Whether records ask for their prompt in front of the answer: a real model says nonces only so."""
+    distinct: int | None = None
+    """Of the records, so many ask for something of their own; the others repeat them in turn. None: all of them."""
+
+    def first_like(self, index: int) -> int:
+        """The first record that asks the same as this one; perhaps itself."""
+        return index if self.distinct is None else index % self.distinct
 
     def __str__(self) -> str:
         job = (
@@ -238,6 +244,8 @@ class Plan:
             job += f", deadline {self.max_runtime_sec} s"
         if self.engine_dies_after is not None:
             job += f", engines die after {self.engine_dies_after} answers"
+        if self.distinct is not None:
+            job += f", {self.distinct} of them distinct"
         for fault in self.engine:
             job += f", {fault}"
         stages = " | ".join(str(stage) for stage in self.stages)
@@ -248,6 +256,7 @@ class Plan:
         """The kinds of fault in it, for the summary of a campaign."""
         found = {fault.kind for fault in self.engine} | ({"engine dies"} if self.engine_dies_after else set())
         found |= {"deadline"} if self.max_runtime_sec is not None else set()
+        found |= {"records repeat"} if self.distinct is not None else set()
         for stage in self.stages:
             found |= {"never starts"} if {a.replica for a in stage.attempts} != set(range(stage.replicas)) else set()
             found |= {"two attempts of one replica"} if len(stage.attempts) > stage.replicas else set()
@@ -284,7 +293,7 @@ class _PlanMaker:
         stages = [self._stage(records, number) for number in range(chance.choice([1, 1, 2, 2, 3, 4]))]
         if chance.random() < 0.1:
             stages = [self._kill_everything(stage, records) for stage in stages]
-        return Plan(
+        plan = Plan(
             seed=self._seed,
             store=self._store,
             records=records,
@@ -300,6 +309,12 @@ class _PlanMaker:
             stages=tuple(stages),
             last_replicas=chance.choice([1, 1, 2, 3]),
         )
+        # The last that is drawn, so that what a seed meant before there were repeated records it means still.
+        repeating = replace(plan, distinct=chance.randint(1, records)) if records and chance.random() < 0.3 else plan
+        like_victims = {repeating.first_like(fault.record) for fault in plan.engine}
+        # As below: there is a record that is always answered, and none that asks the same brings its engine down.
+        is_safe = any(repeating.first_like(index) not in like_victims for index in range(records) if index not in bad)
+        return repeating if is_safe else plan
 
     def _engine_faults(self, records: int, bad: frozenset[int]) -> tuple[EngineFault, ...]:
         chance = self._chance

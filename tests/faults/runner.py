@@ -226,7 +226,8 @@ class Runner:
 
     def _new_prompts(self, version: str) -> tuple[str, ...]:
         # The nonce is in the prompt, which the engine echoes: so each answer can be told from all others.
-        return tuple(f"{version} {index} {self._chance.getrandbits(64):016x}" for index in range(self._plan.records))
+        nonces = [f"{version} {index} {self._chance.getrandbits(64):016x}" for index in range(self._plan.records)]
+        return tuple(nonces[self._plan.first_like(index)] for index in range(self._plan.records))
 
     def _write_input(self) -> None:
         plan = self._plan
@@ -244,6 +245,9 @@ class Runner:
             # Only in lines can a record be no JSON at all.
             return "{broken" if self._plan.input_format != "array" and index % 2 else '{"prompt": 7}'
         body: dict[str, Any] = {"prompt": self._prompts[index], "max_tokens": 4}
+        if self._plan.distinct is not None:
+            # Greedy, so that one answer is that of all that ask the same.
+            body["temperature"] = 0
         if self._plan.asks_for_echo:
             body |= {"echo": True, "temperature": 0}
         if self._plan.input_format != "batch lines":

@@ -25,7 +25,7 @@ def test_the_plans_have_every_kind_of_fault() -> None:
         *("503", "timeout", "io error", "denied", "disk full", "delay", "torn write", "answer lost", "listing lags"),
         *("kills engine", "kills process", "internal", "slow", "engine dies", "deadline", "clock"),
         *("SIGTERM", "SIGKILL", "freeze", "never starts", "two attempts of one replica"),
-        *("cancel", "clear", "replace input", "swap input", "other job"),
+        *("cancel", "clear", "replace input", "swap input", "other job", "records repeat"),
     }
 
 
