@@ -51,6 +51,7 @@ class SideProcess:
     def __init__(self, name: str, log: Path) -> None:
         self.name = name
         self._log = log
+        self._busy = False
         with log.open("ab") as words:
             # A session of its own, so that the engine's processes can be ended with it.
             self._process = subprocess.Popen(
@@ -75,6 +76,8 @@ class SideProcess:
 
     def _ask(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
         assert self._process.stdin is not None
+        # Until it has answered well: whatever ends the wait, there is no use in asking it to end in order.
+        self._busy = True
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
@@ -88,18 +91,19 @@ class SideProcess:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise self._failed(f"says {answer['error']}")
+        self._busy = False
         return answer
 
     def _failed(self, what: str) -> SideFailedError:
         return SideFailedError(f"{self.name} {what}; its own words are in {self._log}")
 
     def end(self) -> None:
-        """End it with its engine; whatever is left after a while is killed."""
+        """End it with its engine; what is left after a while is killed, and all at once where it is in the middle."""
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_SECONDS)
+            self._process.wait(0.0 if self._busy else END_SECONDS)
         # Also when it has ended well: a process of the engine may not have.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

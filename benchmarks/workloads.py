@@ -98,7 +98,8 @@ def varied_answers(scale: float) -> Workload:
 
 def documents(scale: float) -> Workload:
     """Many documents with eight questions each, shuffled; the documents are four times the KV cache, and some more."""
-    blocks = _count(DOCUMENTS_CACHE_TOKENS // BLOCK_TOKENS, scale)
+    # A document with its question, as a chat, takes four at most.
+    blocks = max(4, _count(DOCUMENTS_CACHE_TOKENS // BLOCK_TOKENS, scale))
     count = math.ceil(4 * blocks * BLOCK_TOKENS / DOCUMENT_TOKENS)
     chance = random.Random(2)
     items = []
@@ -107,7 +108,11 @@ def documents(scale: float) -> Workload:
         items += [Item(f"{number}: {words}.\n{question}", 2) for question in QUESTIONS]
     chance.shuffle(items)
     # One block of the KV cache is vLLM's own.
-    settings = {"max_num_seqs": _count(8, scale), "max_model_len": 192, "num_gpu_blocks_override": blocks + 1}
+    settings = {
+        "max_num_seqs": _count(8, scale),
+        "max_model_len": min(192, blocks * BLOCK_TOKENS),
+        "num_gpu_blocks_override": blocks + 1,
+    }
     return Workload("documents", "documents, eight questions each", items, settings)
 
 
