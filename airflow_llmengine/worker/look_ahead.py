@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 NEAR = Extent(records=1024, bytes=32 * 1024 * 1024, chunks=128)
 """Held so that a fast engine need not wait for a slow store."""
 
-FAR = Extent(records=16_384, bytes=128 * 1024 * 1024, chunks=1024)
-"""Held at most to bring records with the same beginning together."""
+FAR = Extent(records=16_384, bytes=128 * 1024 * 1024, chunks=256)
+"""Held at most to bring records with the same beginning together. A part of each open chunk is saved at a stop."""
 
 CACHES_AHEAD = 64
 """For that purpose no more is held than so many times what the engine's prefix cache holds."""
