@@ -35,7 +35,7 @@ class LocalFile:
     """
 
     def __init__(self, most_bytes: int | None = None, folder: Path | None = None) -> None:
-        self._folder = folder or Path(tempfile.gettempdir())
+        self._folder = folder
         self._most_bytes = most_bytes
         self._file: IO[bytes] | None = None
         self._written = 0
@@ -85,6 +85,8 @@ class LocalFile:
         """Write what waits. If that fails it goes on waiting, and nothing more is taken."""
         try:
             if self._file is None:
+                # Only now: there may be no folder at all for temporary files.
+                self._folder = self._folder or Path(tempfile.gettempdir())
                 self._most_bytes = min(self._most_bytes or MOST_BYTES, _most_bytes_in(self._folder))
                 # As long as there are records; ``close`` closes it.
                 self._file = tempfile.TemporaryFile(prefix="llmengine-", dir=self._folder)  # noqa: SIM115
@@ -107,7 +109,8 @@ class LocalFile:
 
     def _give_up(self, error: OSError) -> None:
         self.full = True
-        logger.warning("answers can't be kept on the local disk (%s): %s", self._folder, error.strerror)
+        where = f" ({self._folder})" if self._folder else ""
+        logger.warning("answers can't be kept on the local disk%s: %s", where, error.strerror)
 
 
 def _most_bytes_in(folder: Path) -> int:

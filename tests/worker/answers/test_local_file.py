@@ -131,6 +131,19 @@ def test_a_disk_that_fails_is_told_once_and_asked_for_nothing_more(
     assert told == f"answers can't be kept on the local disk ({tmp_path}): No space left on device"
 
 
+def test_without_a_folder_for_temporary_files_what_is_in_memory_is_kept(
+    open_file: Callable[..., LocalFile], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    file = filled(open_file())
+    assert file.full
+    assert file.read(0, 9) == HALF[:9]
+    assert caplog.messages == ["answers can't be kept on the local disk: No usable temporary directory found"]
+
+
 def test_a_write_may_take_several_calls(
     open_file: Callable[..., LocalFile], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
