@@ -40,7 +40,8 @@ class LineUp:
     """Records of several chunks, each given once.
 
     They are given as they came, or, once ``sort`` is called, those with the same beginning together. Those of a chunk
-    over which an attempt died come first in any case, in their own order.
+    over which an attempt died come first in any case, in their own order. Those of a chunk that is made again are not
+    sorted either: each such chunk that is begun with has had its turn, whatever of it is done when the attempt ends.
     """
 
     def __init__(self) -> None:
@@ -82,6 +83,9 @@ class LineUp:
         if self._in_doubt:
             self._first.extend((record, chunk) for record in work.todo)
             return
+        if not self.sorted or work.results.round_number:
+            self._in_turn.extend((record, chunk) for record in work.todo)
+            return
         for record in work.todo:
             self._line_up(record, chunk)
 
@@ -107,10 +111,13 @@ class LineUp:
 
     def sort(self) -> None:
         """Give records with the same beginning together from now on."""
-        waiting, self._in_turn = self._in_turn, deque()
         self.sorted = True
+        waiting, self._in_turn = self._in_turn, deque()
         for record, chunk in waiting:
-            self._line_up(record, chunk)
+            if chunk.work.results.round_number:
+                self._in_turn.append((record, chunk))
+            else:
+                self._line_up(record, chunk)
 
     def unsort(self) -> None:
         """Give records as they came from now on."""
@@ -122,7 +129,7 @@ class LineUp:
         return sorted([*self._in_turn, *self._sweep], key=lambda one: one[0].index)
 
     def _line_up(self, record: Record, chunk: _Chunk) -> None:
-        key = prompt_key(record) if self.sorted else None
+        key = prompt_key(record)
         if key is None:
             self._in_turn.append((record, chunk))
         else:

@@ -143,7 +143,7 @@ class LookAhead:
             self._asked_in_vain = True
         else:
             self._given += 1
-        if self._chunks_wanted() or self._is_due:
+        if not self._wanted.is_set() and (self._chunks_wanted() or self._is_due):
             self._wanted.set()
         return taken
 

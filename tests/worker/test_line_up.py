@@ -88,6 +88,19 @@ def test_a_chunk_over_which_an_attempt_died_comes_first_in_its_own_order(mark: s
     assert take_all(line_up) == [3, 2, 0, 1]
 
 
+def test_a_chunk_that_is_made_again_is_not_sorted() -> None:
+    line_up = LineUp()
+    again = work(0, [prompt_record(0, "z"), prompt_record(1, "y")])
+    again.results.round_number = 1
+    line_up.add(again)
+    line_up.add(work(1, [prompt_record(2, "b"), prompt_record(3, "a")]))
+    line_up.sort()
+    later = work(2, [prompt_record(5, "x"), prompt_record(4, "w")])
+    later.results.round_number = 1
+    line_up.add(later)
+    assert take_all(line_up) == [0, 1, 5, 4, 3, 2]
+
+
 def test_beside_a_chunk_over_which_an_attempt_died_few_others_are_claimed() -> None:
     line_up = LineUp()
     line_up.add(work(0, [prompt_record(0, "a")], doubtful=True))
