@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -241,13 +241,16 @@ def test_chunks_come_to_their_end_when_their_results_take_too_much() -> None:
     asyncio.run(run())
 
 
-def test_an_attempt_sends_alike_records_together_and_writes_all_in_the_order_of_its_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = documents(20, 8, characters=500)
-    job = Job(tmp_path, prompts)
+@pytest.fixture
+def order() -> list[Record]:
+    """Records as an attempt's engine got them."""
+    return []
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[Record]) -> Callable[[list[str]], list[str]]:
+    """Completes prompts with an engine that caches little."""
     monkeypatch.setenv("LLMENGINE_ECHO_CAPACITY", "4")
-    order: list[Record] = []
 
     class Engine(EchoEngine):
         def prefix_cache(self) -> PrefixCache | None:
@@ -257,11 +260,33 @@ def test_an_attempt_sends_alike_records_together_and_writes_all_in_the_order_of_
             order.append(record)
             return await super().complete(record)
 
-    options = AttemptOptions(owner="o", series="s")
-    outcome = run_attempt(Storage(), validate_request(json.dumps(job.request)), options, Stop(), make_engine=Engine)
-    assert outcome.exit_code is ExitCode.DONE
-    assert [text_of(result) for result in job.results()] == prompts
+    def run(prompts: list[str]) -> list[str]:
+        job = Job(tmp_path, prompts)
+        options = AttemptOptions(owner="o", series="s")
+        outcome = run_attempt(Storage(), validate_request(json.dumps(job.request)), options, Stop(), make_engine=Engine)
+        assert outcome.exit_code is ExitCode.DONE
+        return [text_of(result) for result in job.results()]
+
+    return run
+
+
+def test_an_attempt_sends_alike_records_together_and_writes_all_in_the_order_of_its_input(
+    attempt: Callable[[list[str]], list[str]], order: list[Record]
+) -> None:
+    prompts = documents(20, 8, characters=500)
+    assert attempt(prompts) == prompts
     assert alike(order) == 140
+
+
+def test_an_attempt_finishes_chunks_in_turn_when_results_that_wait_take_much_memory(
+    attempt: Callable[[list[str]], list[str]], order: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_llmengine.worker.replica.OPEN_BYTES", 20_000)
+    prompts = documents(20, 8, characters=500)
+    assert attempt(prompts) == prompts
+    indices = [record.index for record in order]
+    assert indices[:20] != sorted(indices[:20])
+    assert indices[60:] == sorted(indices[60:])
 
 
 def test_what_a_claim_raises_is_told_to_whoever_asks_whether_there_is_more() -> None:
