@@ -22,6 +22,7 @@ from typing import IO
 from airflow_llmengine.spec.results import RecordError
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.worker.answer_cache.answer_files import KeptAnswer
+from airflow_llmengine.worker.answer_cache.answer_form import is_answer
 from airflow_llmengine.worker.answer_cache.known_answers import KnownAnswers
 from airflow_llmengine.worker.answers.keys import AnswerKeys, lasts
 from airflow_llmengine.worker.chunks import Chunk
@@ -139,7 +140,10 @@ class Consultation:
                 continue
             record = block.records.pop(raw.index, None) or self._validate(raw)
             place = block.places.pop(raw.index, None)
-            yield raw, record, None if place is None else self._answer(block, place)
+            if isinstance(record, Record) and place is not None:
+                yield raw, record, self._answer(block, record, place)
+            else:
+                yield raw, record, None
 
     def _has_answers(self) -> bool:
         with self._loading:
@@ -194,14 +198,14 @@ class Consultation:
         except Exception as error:  # noqa: BLE001 - what is not found is generated
             logger.warning("the cache of answers was not looked into to the end: %s", type(error).__name__)
 
-    def _answer(self, block: _Block, place: _Place) -> Answer | None:
+    def _answer(self, block: _Block, record: Record, place: _Place) -> Answer | None:
         block.bodies.seek(place.start)
         try:
             body = json.loads(block.bodies.read(place.size))
         except (ValueError, RecursionError):
-            return None
-        if not isinstance(body, dict) or place.prompt_tokens < 0 or place.completion_tokens < 0:
-            # Somebody else has put it there.
+            body = None
+        if not is_answer(body, record.request) or place.prompt_tokens < 0 or place.completion_tokens < 0:
+            logger.warning("%s: the cache has what is no answer to it, so it is generated", record.location)
             return None
         if not self._given:
             self._before_first()

@@ -213,13 +213,52 @@ def put_answers(cache: str, body: bytes) -> None:
     parquet.write_table(table.set_column(at, table.schema.field("body"), planted), path)
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"{}", b'{"choices": 5}', b"[" * 100_000])
+LINES: dict[str, Any] = {
+    "/v1/completions": {"prompt": "x", "temperature": 0},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "temperature": 0},
+    "/v1/embeddings": {"input": "x"},
+    "/v1/score": {"text_1": "x", "text_2": "y"},
+    "/v1/rerank": {"query": "x", "documents": ["y"]},
+}
+NO_ANSWERS = (
+    *(b"", b"{", b"[]", b"null", b"{}", b"[" * 100_000),
+    b'{"choices": 5, "data": 5, "results": 5, "usage": {}}',
+    b'{"choices": [5], "data": [5], "results": [5], "usage": {}}',
+    b'{"choices": [{"message": {"tool_calls": 5}}], "data": [{}], "results": [{}], "usage": {}}',
+)
+
+
+@pytest.mark.parametrize("body", NO_ANSWERS, ids=range(len(NO_ANSWERS)))
 def test_what_is_no_answer_is_generated(tmp_path: Path, cache: str, body: bytes) -> None:
-    chats = [{"messages": [{"role": "user", "content": f"{row}"}], "temperature": 0} for row in range(3)]
-    Run(tmp_path, "first", chats, cache=cache)
+    lines = [
+        {"custom_id": url, "method": "POST", "url": url, "body": {**record, "model": "stand-in"}}
+        for url, record in LINES.items()
+    ]
+    first = Run(tmp_path, "first", lines, cache=cache)
+    assert (first.generated, first.manifest.succeeded) == ([0, 1, 2, 3, 4], 5)
     put_answers(cache, body)
-    second = Run(tmp_path, "second", chats, cache=cache)
-    assert (second.generated, second.manifest.cached, second.manifest.succeeded) == ([0, 1, 2], 0, 3)
+    second = Run(tmp_path, "second", lines, cache=cache)
+    assert (second.generated, second.manifest.cached, second.manifest.succeeded) == ([0, 1, 2, 3, 4], 0, 5)
+
+
+@pytest.mark.parametrize("body", NO_ANSWERS[:6], ids=range(6))
+def test_what_is_no_v1_answer_is_generated(tmp_path: Path, cache: str, body: bytes) -> None:
+    content = {"prompts": ["x", "y"], "max_new_tokens": 4, "temperature": 0}
+    Run(tmp_path, "first", [content], cache=cache)
+    put_answers(cache, body)
+    second = Run(tmp_path, "second", [content], cache=cache)
+    assert (second.generated, second.manifest.cached, second.manifest.succeeded) == ([0, 1], 0, 2)
+
+
+def test_each_kind_of_record_is_found_again(tmp_path: Path, cache: str) -> None:
+    lines = [
+        {"custom_id": url, "method": "POST", "url": url, "body": {**record, "model": "stand-in"}}
+        for url, record in LINES.items()
+    ]
+    content = {"prompts": ["x", "y"], "max_new_tokens": 4, "temperature": 0}
+    for records in (lines, [content]):
+        runs = [Run(tmp_path, name, records, cache=cache) for name in ("first", "second")]
+        assert (len(runs[0].generated), runs[1].generated) == (runs[0].manifest.records, [])
 
 
 def test_cache_path_and_tool_config_are_not_for_the_same_job(tmp_path: Path, cache: str) -> None:
@@ -235,6 +274,24 @@ def test_a_cache_path_that_is_a_file_is_refused_before_anything_is_generated(tmp
     run = Run(tmp_path, "first", prompts([0]), cache=str(tmp_path / "cache"))
     assert run.outcome.exit_code is ExitCode.BAD_REQUEST
     assert (run.generated, str(tmp_path / "cache") in run.outcome.message) == ([], True)
+
+
+def test_a_cache_that_may_not_be_listed_is_refused_before_anything_is_generated(
+    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from airflow_llmengine.storage.errors import StorageDeniedError
+
+    folders = Location.folders
+
+    def refuse(location: Location) -> list[str]:
+        if location.url == cache:
+            raise StorageDeniedError(f"you may not list {location}")
+        return folders(location)
+
+    monkeypatch.setattr(Location, "folders", refuse)
+    run = Run(tmp_path, "first", prompts([0]), cache=cache)
+    assert (run.outcome.exit_code, run.generated) == (ExitCode.BAD_REQUEST, [])
+    assert run.outcome.message == f"you may not list {cache}"
 
 
 def test_a_cache_that_may_only_be_read_is_read(

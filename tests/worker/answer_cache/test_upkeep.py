@@ -125,9 +125,11 @@ def test_damaged_files_are_told_and_go(cache: Location) -> None:
 def test_other_files_and_folders_are_left_alone(cache: Location) -> None:
     folder = origin(cache, "one")
     put(folder, range(3), written=WRITTEN - 40 * DAY)
-    others = [folder.child("notes.txt"), cache.child("v2-later/answers.parquet"), cache.child("mine/x")]
+    others = [folder.child("notes.txt"), folder.child("answers-of-mine.parquet"), cache.child("mine/x")]
     for other in others:
         other.create(b"mine")
+    # Of a later format, which may mean something else by the same names.
+    others.append(put(cache.child("v2-later"), range(3), written=WRITTEN - 40 * DAY))
     pruned(cache, older_than_seconds=DAY)
     assert sorted(entry.url for entry in cache.walk()) == sorted(other.url for other in others)
 
