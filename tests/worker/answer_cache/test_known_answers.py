@@ -2,18 +2,20 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from airflow_llmengine.storage.errors import StorageError
-from airflow_llmengine.storage.filesystem import Location
+from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.worker.answer_cache import known_answers
 from airflow_llmengine.worker.answer_cache.answer_files import GROUP_ANSWERS, new_name
 from airflow_llmengine.worker.answer_cache.kept_answers import AnswerKeeper
 from airflow_llmengine.worker.answer_cache.key_index import KeyIndex
 from airflow_llmengine.worker.answer_cache.known_answers import KnownAnswers
 from airflow_llmengine.worker.engines.base import Answer
+from tests.storage.s3_server import S3Server
 from tests.worker.answer_cache.answers import WRITTEN, answer, find, key, local, look_up, put
 
 
@@ -180,3 +182,22 @@ def test_64_processes_write_at_once(tmp_path: Path) -> None:
     found = find(local(tmp_path), range(64 * 50 + 50))
     assert found.keys() == set(range(64 * 50 + 50))
     assert all(got.body == answer(number).body for number, got in found.items())
+
+
+@pytest.mark.slow
+def test_64_writers_at_once_on_an_object_store() -> None:
+    with S3Server.running() as server:
+        folder = Storage({"s3": server.options}).location(f"s3://{server.new_bucket()}/answers")
+
+        def write(writer: int) -> int:
+            keeper = AnswerKeeper(folder, b"{}")
+            for number in range(writer * 5, writer * 5 + 10):
+                keeper.keep(number, key(number), Answer({"text": f"answer {number}"}, number % 7, number % 5))
+            keeper.close()
+            return keeper.kept
+
+        with ThreadPoolExecutor(64) as writers:
+            assert list(writers.map(write, range(64))) == [10] * 64
+        found = find(folder, range(64 * 5 + 5))
+        assert found.keys() == set(range(64 * 5 + 5))
+        assert all(got.body == answer(number).body for number, got in found.items())
