@@ -61,6 +61,8 @@ class Claims:
         self._held: dict[int, _Held] = {}
         self._committed: dict[int, int] = {}
         self._refreshed = float("-inf")
+        # Kept: to start threads for every few chunks costs more than to write the claims.
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="claims")
         self.files = ChunkFiles()
         """What is committed, as far as it is known here."""
 
@@ -92,8 +94,7 @@ class Claims:
             held = [self.take(chunks[0])]
         else:
             # Each of them touches only what is known of its own chunk.
-            with ThreadPoolExecutor(AT_ONCE) as threads:
-                held = list(threads.map(self.take, chunks))
+            held = list(self._threads.map(self.take, chunks))
         return [one for one in held if one is not None]
 
     def take(self, chunk: int) -> HeldChunk | None:
@@ -151,8 +152,7 @@ class Claims:
             self._scratch.replace_claim(chunk, mine.number, claim)
 
         # They may be many, and the process have little time left.
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(give_one_back, held))
+        list(self._threads.map(give_one_back, held))
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:

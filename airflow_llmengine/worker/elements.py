@@ -91,7 +91,8 @@ def in_place(body: Mapping[str, Any], record: Record) -> dict[str, Any]:
     if isinstance(request, PromptRecord):
         return placed
     given_back: dict[str, Any] = {}
-    if isinstance(request, ChatCompletionV2Request):
+    # Asking pydantic's classes by isinstance takes ten times as long.
+    if type(request) is ChatCompletionV2Request:
         given_back.update(request.metadata or {})
         if any("tool_calls" in choice["message"] for choice in body["choices"]):
             placed["choices"] = [_with_named_calls(choice, record.index) for choice in body["choices"]]

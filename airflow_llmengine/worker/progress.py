@@ -70,6 +70,9 @@ class Progress:
     @property
     def failed_in_all(self) -> int:
         """Failed records of the job, as far as replicas have told."""
+        if not (self.failures_committed or self.failures_open or self.failures_elsewhere):
+            # Mostly; it is asked for every record.
+            return 0
         return self.failures_committed.total() + self.failures_open.total() + self.failures_elsewhere.total()
 
     @property

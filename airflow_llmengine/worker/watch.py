@@ -154,8 +154,10 @@ class Watch:
     def check_error_rate(self) -> None:
         """Stop once more records have failed than ``max_error_rate`` allows."""
         rate, total = self._max_error_rate, self._progress.total
+        if rate is None or total is None:
+            return
         failed = self._progress.failed_in_all
-        if rate is None or total is None or not exceeds_error_rate(failed, total, rate):
+        if not exceeds_error_rate(failed, total, rate):
             return
         said = f"{failed} of {total} records have failed, more than max_error_rate {rate:g} allows"
         if exceeds_error_rate(lasting(self._progress.failures_in_all).total(), total, rate):

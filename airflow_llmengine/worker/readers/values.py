@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from pydantic_core import from_json
@@ -105,12 +106,12 @@ def _load_plain(raw: bytes) -> Any:
 
 def _count_strings(value: Any) -> int:
     """How many strings a value holds, keys among them; too many if it holds a number that is infinite."""
+    strings = 0
+    values: Iterable[Any] = (value,)
     if type(value) is dict:
         strings, values = len(value), value.values()
     elif type(value) is list:
-        strings, values = 0, value
-    else:
-        strings, values = 0, (value,)
+        values = value
     for inner in values:
         kind = type(inner)
         if kind is str:
