@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.worker.answer_cache import consultation, kept_answers
+from airflow_llmengine.worker.engines.echo import EchoEngine
+from airflow_llmengine.worker.weights.model_files import ModelFiles
+from airflow_llmengine.worker.weights.model_source import ModelFinder, ModelSource
 from tests.storage.s3_server import S3Server
 from tests.waiting import wait_until
 from tests.worker.answer_cache.runs import Engines, Run, prompts
@@ -259,6 +263,84 @@ def test_each_kind_of_record_is_found_again(tmp_path: Path, cache: str) -> None:
     for records in (lines, [content]):
         runs = [Run(tmp_path, name, records, cache=cache) for name in ("first", "second")]
         assert (len(runs[0].generated), runs[1].generated) == (runs[0].manifest.records, [])
+
+
+class LoadingEngines(Engines):
+    """Engines that load the files of a model."""
+
+    def __call__(self, request: CreateBatchCompletionsV1Request) -> EchoEngine:
+        made = super().__call__(request)
+
+        class Loading(type(made)):  # type: ignore[misc]
+            loaded: ModelSource | None = None
+
+            def load_from(self, find: ModelFinder) -> None:
+                self._find = find
+
+            async def start(self) -> None:
+                await super().start()
+                self.loaded = self._find()
+
+            @property
+            def model_identity(self) -> str | None:
+                return None if self.loaded is None else self.loaded.identity
+
+        loading: EchoEngine = Loading(request)
+        return loading
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(1000))
+    return folder
+
+
+def test_no_weights_are_looked_for_where_all_is_known_and_other_weights_answer_anew(
+    tmp_path: Path, cache: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"model_config": {"model": "small", "checkpoint_path": str(model)}}
+    first = Run(tmp_path, "first", prompts(range(3)), cache=cache, engines=LoadingEngines(), fields=fields)
+    assert first.generated == [0, 1, 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(ModelFiles, "find", None)
+        second = Run(tmp_path, "second", prompts(range(3)), cache=cache, engines=LoadingEngines(), fields=fields)
+    assert (second.generated, second.manifest.cached) == ([], 3)
+    assert second.manifest.model_identity == first.manifest.model_identity
+    (model / "model.safetensors").write_bytes(bytes(999) + b"\1")
+    third = Run(tmp_path, "third", prompts(range(3)), cache=cache, engines=LoadingEngines(), fields=fields)
+    assert third.generated == [0, 1, 2]
+
+
+def test_weights_that_were_replaced_before_they_were_loaded_put_nothing_into_the_cache(
+    tmp_path: Path, cache: str, model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find = ModelFiles.find
+
+    def replaced(files: ModelFiles) -> ModelSource:
+        (model / "model.safetensors").write_bytes(bytes(999) + b"\1")
+        return find(files)
+
+    monkeypatch.setattr(ModelFiles, "find", replaced)
+    fields = {"model_config": {"model": "small", "checkpoint_path": str(model)}}
+    first = Run(tmp_path, "first", prompts(range(3)), cache=cache, engines=LoadingEngines(), fields=fields)
+    assert first.generated == [0, 1, 2]
+    assert list(Path(cache).glob("*/*.parquet")) == []
+    assert "new answers are not put into the cache: the model loaded is" in caplog.text
+
+
+@pytest.mark.parametrize("job_template", [None, "{{ strftime_now() }}"])
+def test_chats_with_the_date_in_them_are_not_kept_and_completions_are(
+    tmp_path: Path, cache: str, model: Path, job_template: str | None
+) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages }}" if job_template else "{{ strftime_now() }}")
+    settings = {"model": "small", "checkpoint_path": str(model)}
+    fields = {"model_config": settings | ({"chat_template": job_template} if job_template else {})}
+    records = [*prompts([0]), {"messages": [{"role": "user", "content": "x"}], "temperature": 0}]
+    for name, generated in (("first", [0, 1]), ("second", [1])):
+        assert Run(tmp_path, name, records, cache=cache, engines=LoadingEngines(), fields=fields).generated == generated
 
 
 def test_cache_path_and_tool_config_are_not_for_the_same_job(tmp_path: Path, cache: str) -> None:
