@@ -60,7 +60,7 @@ class EngineKeeper:
         self._waiting = [0, 0, 0]
         self._bounced = 0
         self._calm = True
-        """Whether the engine has never died: then nobody waits for a turn."""
+        """Whether no engine has died over any of the records: then nobody waits for a turn."""
         self._alone = False
         self._generation = 0
         self._restarting: asyncio.Task[None] | None = None
@@ -144,6 +144,8 @@ class EngineKeeper:
         if self._calm and level == 0:
             self._running += 1
         else:
+            # Nobody may join one that is to be alone, also where no engine has died in this attempt yet.
+            self._calm = False
             await self._wait_for_turn(level)
 
     async def _leave(self) -> None:

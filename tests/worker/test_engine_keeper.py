@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import pytest
 
@@ -81,13 +81,19 @@ class Trial:
     async def note_death(self, message: str) -> None:
         self.deaths.append(message)
 
-    def run(self, indices: Iterable[int], deaths: int = 0) -> dict[int, str]:
+    def run(self, indices: Iterable[int], deaths: int | Mapping[int, int] = 0) -> dict[int, str]:
         async def main() -> dict[int, str]:
             keeper = EngineKeeper(self.make, started=self.note_start, died=self.note_death)
             await keeper.start()
             try:
                 outcomes = await asyncio.wait_for(
-                    asyncio.gather(*(self._outcome(keeper, index, deaths) for index in indices)), 20
+                    asyncio.gather(
+                        *(
+                            self._outcome(keeper, index, deaths if isinstance(deaths, int) else deaths.get(index, 0))
+                            for index in indices
+                        )
+                    ),
+                    20,
                 )
             finally:
                 await keeper.stop()
@@ -137,6 +143,16 @@ def test_a_record_that_is_known_as_dangerous_is_never_in_work_with_another() -> 
     outcomes = trial.run(range(5), deaths=2)
     assert Counter(outcomes.values()) == {"answered": 4, "engine_crash": 1}
     assert set(map(len, tried)) == {1}
+
+
+@pytest.mark.parametrize("dangerous", [0, 2, 9])
+def test_nobody_joins_a_dangerous_record_at_the_beginning(dangerous: int) -> None:
+    """Else it would be taken for what another one has done."""
+    tried: list[frozenset[int]] = []
+    trial = Trial(lambda: MortalEngine({1}, tried))
+    outcomes = trial.run(range(10), deaths={dangerous: 2})
+    assert {index for index, outcome in outcomes.items() if outcome != "answered"} == {1}
+    assert {one for one in tried if dangerous in one} == {frozenset({dangerous})}
 
 
 def test_an_engine_that_can_not_be_started_again_is_given_up() -> None:

@@ -43,7 +43,7 @@ class Repeats(Generic[W]):
 
     def known(self, key: bytes) -> Outcome | None:
         """What came of a record that asked the same."""
-        return None if key in self._waiting else self._known.get(key)
+        return self._known.get(key)
 
     def wait(self, key: bytes, one: W) -> bool:
         """Wait for the record of this key that is in flight; False if none is, so that this one now is."""
