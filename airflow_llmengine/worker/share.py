@@ -147,6 +147,8 @@ class Share:
     def close(self) -> None:
         """Claim nothing more, and end a ``next`` that waits."""
         self._closed.set()
+        if self._consultation is not None:
+            self._consultation.close()
 
     def give_back(self, *, died: bool = False) -> None:
         """After ``close``: give back what was claimed and is not committed, and say whether the engine died over it."""

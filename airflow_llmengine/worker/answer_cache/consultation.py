@@ -92,6 +92,12 @@ class Consultation:
         self._blocks: dict[int, _Block] = {}
         """By the number of each chunk that is still to be worked on."""
         self._given = False
+        self._closed = False
+
+    def close(self) -> None:
+        """End a look-up that is going on in another thread, so that the process need not wait for it."""
+        self._closed = True
+        self._known.give_up()
 
     def ahead(self, chunks: Iterator[Chunk], *, is_done: Callable[[int], bool]) -> Iterator[Chunk]:
         """Give chunks on as they come, and look the next ones up meanwhile.
@@ -171,7 +177,7 @@ class Consultation:
                 block.chunks.append(chunk)
                 records += len(chunk.records)
                 size += sum(record.size for record in chunk.records)
-                if records >= BLOCK_RECORDS or size >= BLOCK_BYTES:
+                if records >= BLOCK_RECORDS or size >= BLOCK_BYTES or self._closed:
                     break
         except Exception as error:  # noqa: BLE001 - it is raised in its place, after the chunks before it
             block.failed = error
@@ -180,7 +186,7 @@ class Consultation:
 
     def _look_up(self, block: _Block, chunks: Iterable[Chunk]) -> None:
         indices, keys = [], []
-        for raw in chain.from_iterable(chunk.records for chunk in chunks):
+        for raw in chain.from_iterable(chunk.records for chunk in chunks if not self._closed):
             record = block.records[raw.index] = self._validate(raw)
             if isinstance(record, Record):
                 indices.append(raw.index)

@@ -73,6 +73,10 @@ class KnownAnswers:
         """How many there are, those that stand twice counted twice."""
         return self._index.answers
 
+    def give_up(self) -> None:
+        """Read nothing more: a call that is going on ends soon, as if nothing more were there."""
+        self._failures = FAILURES_UNTIL_GIVEN_UP
+
     def load(self) -> None:
         """Learn which keys there are.
 
@@ -174,7 +178,8 @@ class KnownAnswers:
             given_up = "; it is asked for nothing more" if self._failures >= FAILURES_UNTIL_GIVEN_UP else ""
             logger.warning("the cache of answers does without a file%s: %s", given_up, error)
             return None
-        self._failures = 0
+        if self._failures < FAILURES_UNTIL_GIVEN_UP:
+            self._failures = 0
         return result
 
 

@@ -128,6 +128,16 @@ def test_a_store_that_gives_nothing_any_more_is_left_alone_after_a_while(
     assert caplog.text.count("does without a file") == known_answers.FAILURES_UNTIL_GIVEN_UP
 
 
+def test_who_gives_up_reads_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = local(tmp_path)
+    put(folder, range(5))
+    known = KnownAnswers(folder)
+    known.load()
+    known.give_up()
+    monkeypatch.setattr(Location, "read_part", None)
+    assert look_up(known, range(5)) == {}
+
+
 def test_what_a_keeper_wrote_is_found_in_the_order_of_the_input(tmp_path: Path) -> None:
     folder = local(tmp_path)
     keeper = AnswerKeeper(folder, b"{}")
