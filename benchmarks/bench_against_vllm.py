@@ -30,13 +30,16 @@ from benchmarks.optimisations import OPTIMISATIONS
 from benchmarks.ratios import HEADER, Comparison, Pairs, Turn, rows, summary
 from benchmarks.side_process import SideFailedError, SideProcess
 from benchmarks.sides import Measured
-from benchmarks.workloads import BLOCK_TOKENS, WORKLOADS, Workload
+from benchmarks.workloads import BLOCK_TOKENS, WORKLOADS, Workload, short_answers
 
 START_SECONDS = 900.0
 """How long an engine may take to load."""
 
 RUN_SECONDS = 3600.0
 """How long one run may take."""
+
+WARMING_UP = 0.25
+"""Which part of the short answers each engine completes before anything is measured."""
 
 SETTINGS: Mapping[str, Any] = {
     "max_model_len": 512,
@@ -94,6 +97,8 @@ class Table:
         for settings, group in groupby(workloads, key=lambda workload: workload.settings):
             try:
                 self._start({**SETTINGS, **self._options.settings, **settings}, comparisons)
+                if not self._options.without_warming_up:
+                    self._warm_up(comparisons)
                 for workload in group:
                     self._measure(workload, comparisons)
             finally:
@@ -110,14 +115,16 @@ class Table:
             except SideFailedError as error:
                 self._give_up(name, error)
 
+    def _warm_up(self, comparisons: Sequence[Comparison]) -> None:
+        """Once in vain: what is compiled, cached or read at the first time is no side's usual speed."""
+        workload = short_answers(WARMING_UP * self._options.scale)
+        Pairs(workload, comparisons).run(self._taking(workload.write(self._folder)))
+
     def _measure(self, workload: Workload, comparisons: Sequence[Comparison]) -> None:
         files = workload.write(self._folder)
         pairs = Pairs(workload, comparisons)
         self.finished.append(pairs)
         take = self._taking(files)
-        # Once in vain: what is compiled, cached or read at the first time is no side's usual speed.
-        if not self._options.without_warming_up:
-            Pairs(workload, comparisons).run(take)
         for number in range(self._options.pairs):
             started = time.perf_counter()
             pairs.run(take)

@@ -238,7 +238,8 @@ class Worker:
         engine = self._engine
         assert engine is not None
         self._runs += 1
-        output = source.with_name(f"{source.stem}.{self._runs}.worker-output.jsonl")
+        # Never twice the same, also in a folder that was kept: the output of an earlier job would be given back.
+        output = source.with_name(f"{source.stem}.{os.getpid()}-{self._runs}.worker-output.jsonl")
         request = self._request(source, output)
         self._runner.run(engine.begin())
         self._steps.clear()
@@ -255,6 +256,8 @@ class Worker:
         ended = time.perf_counter()
         if outcome.exit_code is not ExitCode.DONE or outcome.manifest is None or outcome.manifest.failed:
             raise RuntimeError(f"the worker did not complete every record: {outcome.message}")
+        if not engine.generated:
+            raise RuntimeError(f"the worker generated nothing: {outcome.message}")
         return Measured(
             seconds=ended - engine.first_at,
             records=outcome.manifest.records,
