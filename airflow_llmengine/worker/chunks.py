@@ -201,18 +201,24 @@ def requested_tokens(value: Any, content: CreateBatchCompletionsV1RequestContent
     """How many tokens a record asks the model to write, as far as it says so. Never raises: it may be anything."""
     if content is not None:
         return content.max_new_tokens
-    if isinstance(value, dict) and isinstance(value.get("body"), dict):
+    if not isinstance(value, dict):
+        return 0
+    if "body" in value and isinstance(value["body"], dict):
         value = value["body"]
-    if not isinstance(value, dict) or not ("prompt" in value or "messages" in value):
+    if "messages" in value:
+        unbounded = CHAT_TOKENS_WHEN_UNBOUNDED
+    elif "prompt" in value:
+        unbounded = 16
+    else:
         # A pooling model writes nothing.
         return 0
-    unbounded = CHAT_TOKENS_WHEN_UNBOUNDED if "messages" in value else 16
     limit = _count_or(value.get("max_completion_tokens") or value.get("max_tokens"), unbounded)
-    return limit * _count_or(value.get("n"), 1)
+    return limit * _count_or(value["n"], 1) if "n" in value else limit
 
 
 def _count_or(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else default
+    # Not isinstance: true is no number.
+    return value if type(value) is int and value > 0 else default
 
 
 def encode_results(number: int, first: int, results: Sequence[Finished], indices: list[int] | None) -> bytes:

@@ -106,8 +106,11 @@ class EngineKeeper:
             EngineDiedError: The engine has died too often, or can't be started again.
         """
         while True:
-            # No context manager: this is gone through for every record.
-            await self._enter(min(deaths, ALONE))
+            # No context manager, and no call where nobody waits: this is gone through for every record.
+            if self._calm and not deaths:
+                self._running += 1
+            else:
+                await self._enter(min(deaths, ALONE))
             try:
                 generation, alone = self._generation, deaths >= ALONE
                 if alone and before_alone is not None:
@@ -117,10 +120,14 @@ class EngineKeeper:
                 except EngineDiedError as error:
                     died = error
                 else:
-                    self._note_answer()
+                    if not self._calm:
+                        self._note_answer()
                     return answer
             finally:
-                await self._leave()
+                self._running -= 1
+                self._alone = False
+                if not self._calm or self._waiting[ALONE]:
+                    await self._tell_who_waits()
             if alone:
                 # The record is found out, so the engine has a right to as many restarts again.
                 self._restarts_left = MAX_RESTARTS + 1
@@ -134,29 +141,14 @@ class EngineKeeper:
             deaths += 1
 
     def _note_answer(self) -> None:
-        if not self._calm:
-            self._answers_since += 1
-            if self._answers_since >= STRETCH_RECORDS:
-                self._restarts_left = MAX_RESTARTS
+        self._answers_since += 1
+        if self._answers_since >= STRETCH_RECORDS:
+            self._restarts_left = MAX_RESTARTS
 
     async def _enter(self, level: int) -> None:
         """Wait until a record over which so many engines died may enter; from then on it is at work."""
-        if self._calm and level == 0:
-            self._running += 1
-        else:
-            # Nobody may join one that is to be alone, also where no engine has died in this attempt yet.
-            self._calm = False
-            await self._wait_for_turn(level)
-
-    async def _leave(self) -> None:
-        """A record that has entered is at work no more."""
-        self._running -= 1
-        self._alone = False
-        if not self._calm or self._waiting[ALONE]:
-            async with self._changed:
-                self._changed.notify_all()
-
-    async def _wait_for_turn(self, level: int) -> None:
+        # Nobody may join one that is to be alone, also where no engine has died in this attempt yet.
+        self._calm = False
         async with self._changed:
             self._waiting[level] += 1
             try:
@@ -167,6 +159,10 @@ class EngineKeeper:
                 raise self._given_up
             self._running += 1
             self._alone = level == ALONE
+
+    async def _tell_who_waits(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     def _may_enter(self, level: int) -> bool:
         if self._given_up is not None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.job_state import JobHandle, PinnedModel
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_Admitted: TypeAlias = tuple[Record, ChunkWork, bytes | None]
+"""A record that needs the engine, its chunk, and its key, if its answer is determined."""
 
 FLUSH_SECONDS = 10.0
 """Time kept for writing parts before the process must be gone; at most a third of what is left."""
@@ -75,8 +78,8 @@ MOST_PENDING_COMMITS = 256
 OPEN_BYTES = 256 * 1024 * 1024
 """Of results that wait for the rest of their chunk: beyond that, chunks are finished in turn."""
 
-COPIES_AT_ONCE = 32
-"""Answers that are copied in a row before others get their turn in the loop: about a millisecond."""
+RECORDS_AT_ONCE = 32
+"""Records that may be finished in a row before others get their turn in the loop: a millisecond or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,9 @@ class Replica:
         self._evaluator = evaluator
         self._cache = cache
         self._in_flight: set[asyncio.Task[None]] = set()
+        """Places in the engine that are taken, each by one record after another."""
+        self._window = 0
+        """How many there are."""
         self._away = 0
         """Of the records in flight, those that ask nothing of the engine at the moment."""
         self._commits: set[asyncio.Task[None]] = set()
@@ -265,21 +271,26 @@ class Replica:
     async def _generate(self) -> bool:
         """Complete the share; True if nothing is left of it."""
         self._progress.phase = "generating"
-        window = _window(self._engine.engine.capacity)
+        self._window = _window(self._engine.engine.capacity)
         stopped = asyncio.create_task(self._stop.wait())
         stopped.add_done_callback(lambda _stopped: self._changed.set())
         saving = asyncio.create_task(self._open.keep_saving())
         looked_again = False
-        copies = 0
+        in_a_row = 0
         try:
             while not self._stop.is_requested():
                 self._changed.clear()
-                taken = self._ahead.take() if self._has_room(window) else None
+                taken = self._ahead.take() if self._has_room() else None
                 if taken is not None:
-                    copies = 0 if self._admit(*taken) else copies + 1
-                    if copies % COPIES_AT_ONCE == COPIES_AT_ONCE - 1:
+                    admitted = self._admit(*taken)
+                    if admitted is not None:
+                        self._send(admitted)
+                        in_a_row = 0
+                        continue
+                    in_a_row += 1
+                    if in_a_row % RECORDS_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                elif not self._ahead.ended or not self._has_room(window):
+                elif not self._ahead.ended or not self._has_room():
                     await self._changed.wait()
                 elif looked_again and not self._ahead.found:
                     break
@@ -300,16 +311,17 @@ class Replica:
             await asyncio.gather(*self._in_flight, *self._commits, saving, return_exceptions=True)
             await self._save_parts()
 
-    def _has_room(self, window: int) -> bool:
+    def _has_room(self, leaving: int = 0) -> bool:
+        """Whether another record may be admitted, once so many have left their place."""
         return (
-            len(self._in_flight) - self._away < window
+            len(self._in_flight) - self._away - leaving < self._window
             and self._bytes_in_flight < BYTES_IN_FLIGHT
             and len(self._commits) < (PENDING_COMMITS if self._open.bytes > OPEN_BYTES else MOST_PENDING_COMMITS)
             and not self._repeats.full
         )
 
-    def _admit(self, record: Record, work: ChunkWork) -> bool:
-        """Begin with a record; False if it needs no place in the engine, since another one asks the same."""
+    def _admit(self, record: Record, work: ChunkWork) -> _Admitted | None:
+        """Begin with a record; None if it needs no place in the engine, since another one asks the same."""
         # Not before: a chunk that is made again has had its time once it is opened.
         self._open.open(work.results)
         key = self._repeats.key(record)
@@ -317,25 +329,44 @@ class Replica:
             known = self._repeats.known(key)
             if known is not None:
                 self._finish(record, work.results, known, repeated=True)
-                return False
+                return None
             if self._repeats.wait(key, (record, work)):
                 self._bytes_in_flight += record.size
-                return False
+                return None
         self._bytes_in_flight += record.size
-        self._send(record, work, key)
-        return True
+        return record, work, key
 
-    def _send(self, record: Record, work: ChunkWork, key: bytes | None) -> None:
-        """Give a record that was admitted to the engine."""
-        task = asyncio.create_task(self._complete(record, work, key))
+    def _send(self, admitted: _Admitted) -> None:
+        """Give a record a place in the engine."""
+        task = asyncio.create_task(self._keep_busy(admitted))
         self._in_flight.add(task)
+        task.add_done_callback(self._left)
 
-        def left(task: asyncio.Task[None]) -> None:
-            self._in_flight.discard(task)
-            self._bytes_in_flight -= record.size
-            self._changed.set()
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._changed.set()
 
-        task.add_done_callback(left)
+    async def _keep_busy(self, admitted: _Admitted | None) -> None:
+        """Complete a record, and then others in its place, as long as there are any: a task for each takes its time."""
+        in_a_row = 0
+        while admitted is not None:
+            try:
+                await self._complete(*admitted)
+            finally:
+                self._bytes_in_flight -= admitted[0].size
+            admitted = None
+            while admitted is None:
+                in_a_row += 1
+                if in_a_row % RECORDS_AT_ONCE == 0:
+                    # Nothing of this may have had to wait.
+                    await asyncio.sleep(0)
+                taken = self._ahead.take() if self._has_room(leaving=1) and not self._stop.is_requested() else None
+                if taken is None:
+                    return
+                admitted = self._admit(*taken)
+            if self._has_room():
+                # For more than one, as this one was large, or others waited for it.
+                self._changed.set()
 
     async def _complete(self, record: Record, work: ChunkWork, key: bytes | None) -> None:
         outcome = await self._outcome(record, work)
@@ -347,12 +378,12 @@ class Replica:
         for count, (other, waited) in enumerate(self._repeats.settle(key, outcome), 1):
             self._finish(other, waited.results, outcome, repeated=True)
             self._bytes_in_flight -= other.size
-            if count % COPIES_AT_ONCE == 0:
+            if count % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if not holds_for_others(outcome) and not self._stop.is_requested():
             following = self._repeats.instead(key)
             if following is not None:
-                self._send(*following, key)
+                self._send((*following, key))
 
     async def _outcome(self, record: Record, work: ChunkWork) -> Outcome | None:
         """What the engine makes of a record; None if this attempt ends over it."""
@@ -400,7 +431,7 @@ class Replica:
         except Exception as error:  # noqa: BLE001 - as above
             finished = self._element(record, results, _told_defect(record, error))
         if repeated and finished.error_type is None:
-            finished = replace(finished, repeated=True)
+            finished.repeated = True
         self._open.finish(results, record.index, finished)
         if self._open.bytes > OPEN_BYTES:
             self._ahead.take_in_turn()
