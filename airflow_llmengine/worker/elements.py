@@ -91,10 +91,7 @@ def may_have_fractions(body: Mapping[str, Any]) -> bool:
     choices = body.get("choices")
     if choices is None:
         return "text" not in body
-    for choice in choices:
-        if choice.get("logprobs") is not None or choice.get("prompt_logprobs") is not None:
-            return True
-    return False
+    return any(choice.get("logprobs") is not None or choice.get("prompt_logprobs") is not None for choice in choices)
 
 
 def in_place(body: Mapping[str, Any], record: Record) -> dict[str, Any]:
