@@ -45,6 +45,8 @@ class JobProgress:
     """Failed records of the latest attempts by error type."""
     records_truncated: int = 0
     """Records of the latest attempts whose structured output was cut by ``max_tokens``; no failures."""
+    records_skipped: int = 0
+    """Rows of a table, of the latest attempts, of which there was nothing to ask; no failures."""
     records_repeated: int = 0
     """Records of the latest attempts that were answered by another record's answer."""
     records_cached: int = 0
@@ -373,6 +375,7 @@ def progress_of(status: JobStatus) -> JobProgress:
             records_failed=manifest.failed,
             failures=dict(manifest.failures),
             records_truncated=manifest.truncated,
+            records_skipped=manifest.skipped,
             records_repeated=manifest.repeated,
             records_cached=manifest.cached,
             prompt_tokens=manifest.prompt_tokens,
@@ -390,6 +393,7 @@ def progress_of(status: JobStatus) -> JobProgress:
         records_failed=sum(beat.records_failed for beat in beats),
         failures=failures,
         records_truncated=sum(beat.records_truncated for beat in beats),
+        records_skipped=sum(beat.records_skipped for beat in beats),
         records_repeated=sum(beat.records_repeated for beat in beats),
         records_cached=sum(beat.records_cached for beat in beats),
         prompt_tokens=sum(beat.prompt_tokens for beat in beats),

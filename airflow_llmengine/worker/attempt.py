@@ -355,7 +355,7 @@ def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions
 
 def given_back(manifest: Manifest, options: AttemptOptions) -> AttemptOutcome:
     """Answer from storage, under this attempt's ``max_error_rate``, which need not be that of the job's own run."""
-    failure = too_many_failures(manifest.failures, manifest.records, options.max_error_rate)
+    failure = too_many_failures(manifest.failures, manifest.tried, options.max_error_rate)
     if failure is not None:
         return AttemptOutcome(
             ExitCode.TOO_MANY_FAILED_RECORDS,
@@ -398,10 +398,11 @@ def collect_job(
     except (JobIncompleteError, JobSupersededError) as error:
         return AttemptOutcome(ExitCode.PARTIAL, str(error))
     _warn_of_truncated(manifest)
-    truncated = f" and {manifest.truncated} truncated" if manifest.truncated else ""
+    further = f" and {manifest.truncated} truncated" if manifest.truncated else ""
+    further += f" and {manifest.skipped} skipped" if manifest.skipped else ""
     return AttemptOutcome(
         ExitCode.DONE,
-        f"{manifest.records} records, {manifest.failed} of them failed{truncated}, are in {manifest.output_data_path}",
+        f"{manifest.records} records, {manifest.failed} of them failed{further}, are in {manifest.output_data_path}",
         manifest,
     )
 

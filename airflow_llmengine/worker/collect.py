@@ -50,17 +50,24 @@ class _Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated: int = 0
+    skipped: int = 0
     repeated: int = 0
     cached: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     example: str | None = None
     """Message of a failed record, of the type that is commonest."""
 
+    @property
+    def tried(self) -> int:
+        """The records that were not skipped."""
+        return self.records - self.skipped
+
     def add(self, header: ChunkHeader) -> None:
         self.records += header.records
         self.prompt_tokens += header.prompt_tokens
         self.completion_tokens += header.completion_tokens
         self.truncated += len(header.truncated)
+        self.skipped += len(header.skipped)
         self.repeated += len(header.repeated)
         self.cached += len(header.cached)
         self.failures.update(header.failures)
@@ -135,8 +142,9 @@ def _collect(
         output_sha256=written.sha256,
         output_etag=written.etag,
         records=totals.records,
-        succeeded=totals.records - totals.failures.total() - totals.truncated,
+        succeeded=totals.tried - totals.failures.total() - totals.truncated,
         truncated=totals.truncated,
+        skipped=totals.skipped,
         failed=totals.failures.total(),
         failures=dict(totals.failures),
         repeated=totals.repeated,
@@ -265,10 +273,10 @@ def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _To
 
 
 def _require_enough_success(totals: _Totals, max_error_rate: float | None, *, rounds_left: bool) -> None:
-    failure = too_many_failures(totals.failures, totals.records, max_error_rate)
+    failure = too_many_failures(totals.failures, totals.tried, max_error_rate)
     if failure is None:
         return
-    retry_helps = rounds_left and too_many_failures(lasting(totals.failures), totals.records, max_error_rate) is None
+    retry_helps = rounds_left and too_many_failures(lasting(totals.failures), totals.tried, max_error_rate) is None
     said = f"{failure}; for example: {totals.example}"
     raise TooManyFailedRecordsError(f"{said}; {MAY_BE_OVER}" if retry_helps else said, retry_helps=retry_helps)
 

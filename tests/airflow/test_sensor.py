@@ -134,6 +134,7 @@ def test_it_hands_on_what_the_operator_does(job: Job) -> None:
         "records": RECORDS,
         "succeeded": RECORDS,
         "truncated": 0,
+        "skipped": 0,
         "failed": 0,
         "failures": {},
         "repeated": 0,

@@ -1,1 +1,1 @@
-"""Tables in and out: rows become records, and results columns. pyarrow and Jinja are imported only when there is one."""
+"""Tables in and out: rows become records, and results columns. pyarrow and Jinja are imported only for one."""
