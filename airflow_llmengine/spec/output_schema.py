@@ -89,6 +89,32 @@ def read_columns(schema: Mapping[str, Any]) -> tuple[dict[str, ColumnType], list
     return columns, refusals
 
 
+def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with every property of its objects required, and no others allowed.
+
+    So the model writes each column, with null only where the schema allows it, and nothing that has no column.
+    """
+    return {name: _closed(name, value) for name, value in _with_all_required(schema).items()}
+
+
+def _closed(keyword: str, value: Any) -> Any:
+    """The value of one keyword, with the schemas in it closed."""
+    if keyword in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+        return {name: closed(part) if isinstance(part, Mapping) else part for name, part in value.items()}
+    if keyword == "items" and isinstance(value, Mapping):
+        return closed(value)
+    if keyword in ("anyOf", "oneOf", "allOf") and isinstance(value, list):
+        return [closed(part) if isinstance(part, Mapping) else part for part in value]
+    return value
+
+
+def _with_all_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or schema.get("type", "object") != "object":
+        return schema
+    return {**schema, "required": list(properties), "additionalProperties": False}
+
+
 def _column(part: Any, root: Mapping[str, Any], path: str, above: tuple[str, ...]) -> ColumnType:
     part, nullable, above = _resolved(part, root, path, above)
     if "enum" in part or "const" in part:

@@ -6,11 +6,13 @@ It stands beside the wire contract, as ``engine_args`` does: ``input_data_path``
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from airflow_llmengine.spec.output_schema import ColumnType, read_columns
+from airflow_llmengine.spec.output_schema import ColumnType, closed, read_columns
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_json, refusals_of
 from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.spec.wire_types import FREE_OBJECT, TEXT, TEXT_LIST, TEXT_NOT_EMPTY, Choice, map_of
@@ -19,13 +21,26 @@ TABLE = "table"
 
 DEFAULT_COMPLETION_COLUMN = "completion"
 
-MOST_BYTES = 65_536
-"""Of a table as JSON: it is told to workers on their command line."""
+MOST_BYTES = 2**20
+"""Of a table as JSON."""
 
 TableFormat = Literal["parquet", "csv", "tsv", "arrow", "jsonl"]
 """How a table's files are written: ``arrow`` is Arrow's IPC format (file or stream, also called Feather)."""
 
 FORMATS: tuple[TableFormat, ...] = ("parquet", "csv", "tsv", "arrow", "jsonl")
+
+_ENDINGS: Mapping[str, TableFormat] = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".arrow": "arrow",
+    ".arrows": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+}
 
 OnNull = Literal["error", "skip", "empty"]
 """What becomes of a row whose template uses a column in which it has no value."""
@@ -105,10 +120,22 @@ class Table(WireModel):
                 made.append((field, name))
         return made
 
+    def record_form(self) -> dict[str, Any]:
+        """The fields by which a row's record asks for an answer that follows ``output_schema``; none without one."""
+        if self.output_schema is None:
+            return {}
+        form = {"name": "row", "schema": closed(self.output_schema), "strict": True}
+        return {"response_format": {"type": "json_schema", "json_schema": form}}
+
     @property
     def schema_columns(self) -> dict[str, ColumnType]:
         """The columns that ``output_schema`` makes, and their types; none without one."""
         return {} if self.output_schema is None else read_columns(self.output_schema)[0]
+
+
+def format_of_name(path: str) -> TableFormat | None:
+    """What the ending of a file's name says of its format; None if it says nothing."""
+    return _ENDINGS.get(posixpath.splitext(path)[1].lower())
 
 
 def parse_table(value: Any) -> Table | None:
