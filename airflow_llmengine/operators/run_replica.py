@@ -101,14 +101,14 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,
         )
-        self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+        self._conclude(context, hook, attempt, self._run_worker(context, hook, attempt, request))
 
     def _leave(self, context: Context, replica: int) -> None:
         self.log.info("The job is done already; nothing is left to do for replica %d.", replica)
         self._tidy_pods(context)
         self._refuse_if_ended()
 
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> None:
+    def _conclude(self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> None:
         self._refuse_if_ended()
         # The worker's word is that its share is done; that the job is, is for collect to prove.
         if not end.done:

@@ -133,6 +133,8 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             group=str(self.group_id),
             do_xcom_push=True,
             multiple_outputs=False,
+            # Also those of default_args are for the task that has the output.
+            outlets=[],
             **_given(if_done=if_done, overwrite=overwrite),
             **_taken(kwargs, _OF_PLAN),
             **shared,
@@ -147,6 +149,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
                 "trigger_rule": "all_success",
                 "do_xcom_push": False,
                 "multiple_outputs": False,
+                "outlets": [],
             }
         ).expand(launch=plan.output)
         collect = self.collect_operator(
