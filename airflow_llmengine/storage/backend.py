@@ -164,6 +164,10 @@ class Backend(ABC):
     def open_write(self, path: str) -> PendingWrite:
         """Begin a file that appears whole or not at all."""
 
+    def move(self, path: str, target: str) -> bool:
+        """Move a file at once to another place of the store, in the place of what was there; False where it can't."""
+        return False
+
     @abstractmethod
     def delete(self, path: str) -> None:
         """Delete the file; nothing happens if there is none."""

@@ -238,6 +238,16 @@ class Location:
         backend, path = self._backend()
         return backend.attempt("write", path, lambda: backend.open_write(path))
 
+    def move_to(self, target: Location) -> bool:
+        """Move the file at once to a place of the same store, whatever was there; False where the store can't do that.
+
+        The file must be durable already, as all are that a writer has closed. ``StorageNotFoundError`` if there is
+        none.
+        """
+        backend, path = self._backend()
+        other, target_path = self.storage.backend_of(target.url)
+        return other is backend and backend.attempt("move", path, lambda: backend.move(path, target_path))
+
     def delete(self) -> None:
         """Delete the file; nothing happens if there is none."""
         backend, path = self._backend()
