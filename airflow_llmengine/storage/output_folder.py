@@ -6,25 +6,29 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from airflow_llmengine.spec.manifest import OutputFile
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
 from airflow_llmengine.storage.filesystem import READ_BUFFER_BYTES, Location, content_identity
 from airflow_llmengine.storage.inputs import data_files
-from airflow_llmengine.storage.output import OutputWriter, WrittenOutput
+from airflow_llmengine.storage.output import OutputWriter
 
 
-@dataclass(slots=True)
-class _Aside:
-    """A file that is whole, and not yet in its place."""
+class FolderFile:
+    """A file of a folder while it is being written. Whoever writes it counts its records."""
 
-    name: str
-    place: Location
-    records: int
-    written: WrittenOutput
+    def __init__(self, name: str, place: Location) -> None:
+        self.name = name
+        """Its path below the folder."""
+        self.records = 0
+        self.aside = place
+        self.writer = OutputWriter(place)
+
+    def write(self, data: bytes) -> None:
+        """Take more of the file."""
+        self.writer.write(data)
 
 
 class OutputFolder:
@@ -41,20 +45,15 @@ class OutputFolder:
     def __init__(self, folder: Location, aside: Location) -> None:
         self._folder = folder
         self._aside = aside.child(secrets.token_hex(8))
-        self._files: list[_Aside] = []
+        self._files: list[FolderFile] = []
 
     @contextmanager
-    def open(self, name: str, *, records: Callable[[], int]) -> Iterator[OutputWriter]:
-        """Write the next file, which is taken when the block ends without an exception.
-
-        Args:
-            name: Its path below the folder.
-            records: Asked at the end of the block how many records are in it.
-        """
-        place = self._aside.child(name)
-        with OutputWriter(place) as writer:
-            yield writer
-        self._files.append(_Aside(name, place, records(), writer.close()))
+    def open(self, name: str) -> Iterator[FolderFile]:
+        """Write the next file, of that path below the folder; it is taken when the block ends without an exception."""
+        file = FolderFile(name, self._aside.child(name))
+        with file.writer:
+            yield file
+        self._files.append(file)
 
     def put(self, before_each: Callable[[], None]) -> list[OutputFile]:
         """Put all files in their places, and delete the data files that are there besides.
@@ -68,55 +67,63 @@ class OutputFolder:
         Raises:
             StorageError: A file can't be written, or what was written aside is gone.
         """
-        files = []
-        for file in self._files:
-            before_each()
-            etag = self._put_file(file)
-            files.append(
-                OutputFile(
-                    name=file.name,
-                    records=file.records,
-                    bytes=file.written.bytes,
-                    sha256=file.written.sha256,
-                    etag=etag,
-                )
-            )
-        kept = {self._folder.child(file.name).url for file in files}
-        for entry in data_files(self._folder):
-            if entry.url not in kept:
-                before_each()
-                self._folder.storage.location(entry.url).delete()
+        files = [self._put_file(file, before_each) for file in self._files]
+        self._delete_others({self._folder.child(file.name).url for file in files}, before_each)
         return files
 
     def discard(self) -> None:
         """Delete what was written and is not in its place."""
         self._aside.delete_tree()
 
-    def _put_file(self, file: _Aside) -> str | None:
-        """Put one file in its place; gives the store's tag of it."""
-        target = self._folder.child(file.name)
-        try:
-            if file.place.move_to(target):
-                return None
-            with file.place.open_read() as source, OutputWriter(target) as writer:
-                shutil.copyfileobj(source, _Into(writer), READ_BUFFER_BYTES)
-            written = writer.close()
-        except StorageNotFoundError:
-            # Somebody else has put the same files, and the job's scratch is gone with what was written aside.
-            entry = target.info()
-            if entry is None or content_identity(target) != f"sha256:{file.written.sha256}":
-                raise
-            return None if entry.identity is None else entry.identity.removeprefix("etag:")
-        if written.sha256 != file.written.sha256:
-            raise StorageChangedError(f"{file.place} was changed while it was put in its place: run the job again")
-        return written.etag
+    def _put_file(self, file: FolderFile, before: Callable[[], None]) -> OutputFile:
+        before()
+        written = file.writer.close()
+        return OutputFile(
+            name=file.name,
+            records=file.records,
+            bytes=written.bytes,
+            sha256=written.sha256,
+            etag=_move(file.aside, self._folder.child(file.name), written.sha256),
+        )
+
+    def _delete_others(self, kept: Container[str], before_each: Callable[[], None]) -> None:
+        folders = set()
+        for entry in data_files(self._folder):
+            if entry.url not in kept:
+                before_each()
+                place = self._folder.storage.location(entry.url)
+                place.delete()
+                folders.add(place.url.rpartition("/")[0])
+        for url in folders if self._folder.is_local else ():
+            self._delete_empty(url)
+
+    def _delete_empty(self, url: str) -> None:
+        """Delete a local folder, and those above it, in which nothing is left."""
+        while url.startswith(self._folder.url_below):
+            folder = self._folder.storage.location(url)
+            if folder.list() or folder.folders():
+                return
+            folder.delete_tree()
+            url = url.rpartition("/")[0]
 
 
-class _Into:
-    """What ``copyfileobj`` writes to."""
-
-    def __init__(self, writer: OutputWriter) -> None:
-        self.write = writer.write
+def _move(aside: Location, target: Location, sha256: str) -> str | None:
+    """Put one file in its place; gives the store's tag of it."""
+    try:
+        if aside.move_to(target):
+            return None
+        with aside.open_read() as source, OutputWriter(target) as writer:
+            shutil.copyfileobj(source, writer, READ_BUFFER_BYTES)
+        written = writer.close()
+    except StorageNotFoundError:
+        # Somebody else has put the same files, and the job's scratch is gone with what was written aside.
+        entry = target.info()
+        if entry is None or content_identity(target) != f"sha256:{sha256}":
+            raise
+        return None if entry.identity is None else entry.identity.removeprefix("etag:")
+    if written.sha256 != sha256:
+        raise StorageChangedError(f"{aside} was changed while it was put in its place: run the job again")
+    return written.etag
 
 
 def folder_digest(files: list[OutputFile]) -> str:

@@ -64,6 +64,7 @@ from airflow_llmengine.worker.weights.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from airflow_llmengine.worker.answer_cache.attempt_cache import AttemptCache
+    from airflow_llmengine.worker.tables.table_output import TableOutput
 
 logger = logging.getLogger(__name__)
 
@@ -381,6 +382,7 @@ def collect_job(
     request: CreateBatchCompletionsV1Request,
     engine: str,
     options: AttemptOptions,
+    table: TableOutput | None = None,
 ) -> AttemptOutcome:
     """Put the output together, and say in the outcome why it can't be, if so."""
     try:
@@ -392,6 +394,7 @@ def collect_job(
             created=launch.created,
             engine=engine,
             max_error_rate=options.max_error_rate,
+            table=table,
         )
     except TooManyFailedRecordsError as error:
         return AttemptOutcome(ExitCode.PARTIAL if error.retry_helps else ExitCode.TOO_MANY_FAILED_RECORDS, str(error))

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
-from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.manifest import Manifest, OutputFile
+from airflow_llmengine.spec.output_schema import ColumnType
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
 from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, JobScratch
 from airflow_llmengine.storage.output import OutputWriter
+from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
 from airflow_llmengine.storage.status import is_alive
 from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
 from airflow_llmengine.worker.custom_ids import CustomIds
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
+from airflow_llmengine.worker.tables.results import RowResult, read_row
+
+if TYPE_CHECKING:
+    from airflow_llmengine.worker.tables.table_output import TableOutput
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +91,24 @@ def collect(
     created: float,
     engine: str,
     max_error_rate: float | None,
+    table: TableOutput | None = None,
 ) -> Manifest:
     """Put the output together from the committed chunks, and prove it by the manifest.
 
     Safe to run twice at once: both write the same bytes, and who comes late finds the manifest.
 
+    Args:
+        directory: The output's place, and what is beside it.
+        handle: The job.
+        request: What was asked for.
+        owner: Who the output belongs to.
+        created: Seconds since the epoch at which the generation was launched.
+        engine: Name of the engine that answered.
+        max_error_rate: The greatest share of failed records, from 0 to 1; None: a job fails only when every record did.
+        table: Writes the output of a job whose records are the rows of a table; None of any other.
+
     Raises:
+        InputChangedError: The table that is the input is another one by now.
         JobIncompleteError: Not every chunk is committed.
         JobSupersededError: This generation is not the current one.
         TooManyFailedRecordsError: The job has failed; its chunks are kept.
@@ -95,7 +116,7 @@ def collect(
     """
     scratch = directory.scratch(handle)
     try:
-        return _collect(directory, scratch, handle, request, owner, created, engine, max_error_rate)
+        return _collect(directory, scratch, handle, request, owner, created, engine, max_error_rate, table)
     except (StorageError, JobIncompleteError):
         # Somebody else may have collected the same generation, and deleted the chunks, in the meantime.
         manifest = directory.valid_manifest()
@@ -115,32 +136,30 @@ def _collect(
     created: float,
     engine: str,
     max_error_rate: float | None,
+    table: TableOutput | None,
 ) -> Manifest:
     files = scratch.chunk_files()
     rounds = files.rounds
     end = _require_all_chunks(scratch, rounds)
     _require_current(directory, handle)
-    totals = _count(scratch, end, rounds)
+    totals = _count(scratch, end, rounds, None if table is None else table.schema_columns)
     _require_enough_success(totals, max_error_rate, rounds_left=_rounds_left(files))
-    as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
     custom_ids = CustomIds()
-    with OutputWriter(directory.output) as writer:
-        for piece in _output(scratch, end, rounds, custom_ids, as_lines=as_lines):
-            writer.write(piece)
-        # Leaving the block puts the output in its place; until then the old one and its manifest stand.
-        _require_current(directory, handle)
-        directory.delete_manifest()
-    written = writer.close()
+    if table is None:
+        written = _put_records(directory, handle, _chunks(scratch, end, rounds), custom_ids)
+    else:
+        written = _put_table(directory, scratch, handle, _results(scratch, end, rounds, table), table)
     manifest = Manifest(
         output_data_path=handle.path,
         fingerprint=handle.fingerprint,
         generation=handle.generation,
         owner=owner,
-        output_format="jsonl" if as_lines else "json",
+        output_format=_lines_or_array(directory) if table is None else table.format,
         output_bytes=written.bytes,
         output_sha256=written.sha256,
         output_etag=written.etag,
+        files=written.files,
         records=totals.records,
         succeeded=totals.tried - totals.failures.total() - totals.truncated,
         truncated=totals.truncated,
@@ -163,6 +182,67 @@ def _collect(
     scratch.delete()
     _tidy(directory, handle)
     return manifest
+
+
+class _Written(NamedTuple):
+    """What the manifest says of the output itself."""
+
+    bytes: int
+    sha256: str
+    etag: str | None
+    files: list[OutputFile] | None = None
+
+
+def _put_records(
+    directory: JobDirectory, handle: JobHandle, chunks: Iterable[tuple[ChunkHeader, list[bytes]]], custom_ids: CustomIds
+) -> _Written:
+    """Put the elements of all records: as JSON lines, or as one array."""
+    as_lines = _lines_or_array(directory) == "jsonl"
+    with OutputWriter(directory.output) as writer:
+        for piece in _output(chunks, custom_ids, as_lines=as_lines):
+            writer.write(piece)
+        # Leaving the block puts the output in its place; until then the old one and its manifest stand.
+        _require_current(directory, handle)
+        directory.delete_manifest()
+    return _Written(*writer.close())
+
+
+def _put_table(
+    directory: JobDirectory,
+    scratch: JobScratch,
+    handle: JobHandle,
+    results: Iterable[Sequence[RowResult]],
+    table: TableOutput,
+) -> _Written:
+    """Put the rows of all records: as one file, or as the files of a folder."""
+    if not table.is_folder:
+        with OutputWriter(directory.output) as writer:
+            table.write_file(writer, results)
+            _require_current(directory, handle)
+            directory.delete_manifest()
+        return _Written(*writer.close())
+    folder = OutputFolder(directory.output, scratch.output)
+    try:
+        table.write_folder(folder, results)
+        _require_current(directory, handle)
+        _require_not_collected(directory, handle)
+        directory.delete_manifest()
+        files = folder.put(lambda: _require_current(directory, handle))
+    finally:
+        with contextlib.suppress(StorageError):
+            folder.discard()
+    return _Written(sum(file.bytes for file in files), folder_digest(files), None, files)
+
+
+def _require_not_collected(directory: JobDirectory, handle: JobHandle) -> None:
+    """Leave an output alone that somebody else has finished meanwhile: its chunks are about to go."""
+    standing = directory.read_manifest()
+    if standing is not None and standing.handle == handle and directory.valid_manifest() is not None:
+        raise JobIncompleteError("the output was put in its place by another collect")
+
+
+def _lines_or_array(directory: JobDirectory) -> Literal["json", "jsonl"]:
+    return "jsonl" if directory.output.name.endswith(".jsonl") else "json"
 
 
 def _tell_duplicates(custom_ids: CustomIds) -> int:
@@ -252,11 +332,45 @@ def _chunks(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> It
         yield header, elements
 
 
-def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _Totals:
+def _results(
+    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], table: TableOutput
+) -> Iterator[list[RowResult]]:
+    """The results of all rows of a table."""
+    for header, elements in _chunks(scratch, end, rounds):
+        yield _rows(scratch, header, elements, rounds, table.schema_columns)
+
+
+def _rows(
+    scratch: JobScratch,
+    header: ChunkHeader,
+    elements: Sequence[bytes],
+    rounds: Mapping[int, int],
+    columns: Mapping[str, ColumnType] | None,
+) -> list[RowResult]:
+    truncated, skipped = frozenset(header.truncated), frozenset(header.skipped)
+    try:
+        return [
+            read_row(element, columns, truncated=index in truncated, skipped=index in skipped)
+            for index, element in enumerate(elements, header.first)
+        ]
+    except ValueError as error:
+        url = scratch.chunk_url(header.chunk, rounds.get(header.chunk, 0))
+        raise StorageDocumentError(f"{url} is damaged ({error}); delete it and run the job again") from error
+
+
+def _count(
+    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], columns: Mapping[str, ColumnType] | None
+) -> _Totals:
+    """Count what the chunks hold; of answers that must be values of columns, those that are none are failures, too."""
     totals = _Totals()
     examples: dict[str, str] = {}
     for header, elements in _chunks(scratch, end, rounds):
         totals.add(header)
+        if columns is not None:
+            for row in _rows(scratch, header, elements, rounds, columns):
+                if row.unfit is not None:
+                    totals.failures[RecordErrorType.INVALID_OUTPUT.value] += 1
+                    examples.setdefault(RecordErrorType.INVALID_OUTPUT.value, row.unfit)
         if header.failures.keys() - examples.keys():
             for element in elements:
                 error = error_of(element)
@@ -287,15 +401,17 @@ def _rounds_left(files: ChunkFiles) -> bool:
 
 
 def _output(
-    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], custom_ids: CustomIds, *, as_lines: bool
+    chunks: Iterable[tuple[ChunkHeader, list[bytes]]], custom_ids: CustomIds, *, as_lines: bool
 ) -> Iterator[bytes]:
     """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
-    separator, before = (b"\n", b"") if as_lines else (b",\n", b"[\n")
-    for header, elements in _chunks(scratch, end, rounds):
+    separator, first = (b"\n", b"") if as_lines else (b",\n", b"[\n")
+    before = first
+    for header, elements in chunks:
         custom_ids.add(header.first, elements)
         yield before + separator.join(elements)
         before = separator
+    is_empty = before is first
     if as_lines:
-        yield b"\n" if end.records else b""
+        yield b"" if is_empty else b"\n"
     else:
-        yield b"\n]\n" if end.records else b"[]\n"
+        yield b"[]\n" if is_empty else b"\n]\n"
