@@ -54,7 +54,7 @@ def write_file(format_: TableFormat, take: Callable[[bytes], object], schema: py
 
 
 def require_writable(format_: TableFormat, schema: pyarrow.Schema) -> None:
-    """Make sure that a format has a form for each column, by writing a null in it.
+    """Make sure that a format has a form for each column, by beginning a file of it.
 
     Raises:
         UnwritableTypeError: It has none for one of them.
@@ -66,10 +66,9 @@ def require_writable(format_: TableFormat, schema: pyarrow.Schema) -> None:
         if format_ == "arrow" and _has_inner_dictionary(field.type):
             raise UnwritableTypeError(fault)
         alone = pyarrow.schema([field])
-        one_null = pyarrow.RecordBatch.from_arrays([pyarrow.nulls(1, field.type)], schema=alone.remove_metadata())
         try:
-            writer = write_file(format_, lambda _: None, pyarrow.schema([field.with_nullable(True)]))
-            writer.write(one_null)
+            writer = write_file(format_, lambda _: None, alone)
+            writer.write(pyarrow.RecordBatch.from_arrays([pyarrow.array([], field.type)], schema=alone))
             writer.close()
         except (pyarrow.ArrowException, NotImplementedError) as error:
             raise UnwritableTypeError(fault) from error
@@ -269,16 +268,21 @@ def _written_in_json(kind: pyarrow.DataType) -> pyarrow.DataType:
     if types.is_temporal(kind) or types.is_decimal(kind):
         return pyarrow.string()
     if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_written_in_json(field.type)) for field in kind])
+        return pyarrow.struct([_inner(field) for field in kind])
     if types.is_map(kind):
         return pyarrow.map_(_written_in_json(kind.key_type), _written_in_json(kind.item_type))
     if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_written_in_json(kind.value_type)))
+        return pyarrow.list_(_inner(kind.value_field))
     if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_written_in_json(kind.value_type)))
+        return pyarrow.large_list(_inner(kind.value_field))
     if types.is_fixed_size_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_written_in_json(kind.value_type)), kind.list_size)
+        return pyarrow.list_(_inner(kind.value_field), kind.list_size)
     return kind
+
+
+def _inner(field: pyarrow.Field) -> pyarrow.Field:
+    # Casting minds the nulls below a null of what holds them.
+    return field.with_type(_written_in_json(field.type)).with_nullable(True)
 
 
 def _has_inner_dictionary(kind: pyarrow.DataType) -> bool:

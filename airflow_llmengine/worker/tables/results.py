@@ -55,7 +55,7 @@ def read_row(
     if skipped:
         return RowResult()
     body = json.loads(element)
-    if "error" in body:
+    if isinstance(body, dict) and "error" in body:
         error = RecordError.model_validate(body["error"])
         return RowResult(error=valid_text(f"{error.type.value}: {error.message}"))
     try:
