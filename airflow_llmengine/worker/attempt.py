@@ -21,6 +21,7 @@ from airflow_llmengine.spec.job_version import differs_from_launcher, version_fa
 from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.spec.truncated_answers import truncation_warning
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
@@ -93,6 +94,8 @@ class AttemptOptions:
     overwrite: bool = False
     max_error_rate: float | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    table: Table | None = None
+    """How rows become records, and results columns; None: the input is made of records."""
     cache_path: str | None = None
     """Where answers are kept for later runs; None: nowhere."""
     chunk_records: int = DEFAULT_CHUNK_RECORDS
@@ -168,7 +171,7 @@ def _run(
     timing: Timing,
 ) -> AttemptOutcome:
     engine = _require_tool(make_engine(request), request).name
-    reader = open_input(storage, request)
+    reader = open_input(storage, request, options.table)
     launch = (
         join_job(
             storage,
@@ -176,6 +179,7 @@ def _run(
             input_identity=reader.identity,
             engine=engine,
             engine_args=options.engine_args,
+            table=options.table,
             generation=options.generation,
         )
         if options.launched
@@ -188,12 +192,19 @@ def _run(
             overwrite=options.overwrite,
             engine=engine,
             engine_args=options.engine_args,
+            table=options.table,
             now=timing.wall_clock(),
         )
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
-    found = fingerprint(request, input_identity=reader.identity, engine=engine, engine_args=options.engine_args)
+    found = fingerprint(
+        request,
+        input_identity=reader.identity,
+        engine=engine,
+        engine_args=options.engine_args,
+        table=options.table,
+    )
     if found != launch.handle.fingerprint:
         raise InputChangedError("the input was changed while the job was launched: launch it again")
     directory = JobDirectory(storage, request.output_data_path)
@@ -417,6 +428,7 @@ def join_job(
     input_identity: str,
     engine: str,
     engine_args: Mapping[str, Any] | None = None,
+    table: Table | None = None,
     generation: int | None = None,
 ) -> Launch:
     """Find the job that a launcher has written down, and make sure that it is this one.
@@ -427,6 +439,7 @@ def join_job(
         input_identity: Names the input as it stands now.
         engine: Name of the engine that answers.
         engine_args: Its further arguments.
+        table: How rows become records, and results columns, if it has a table.
         generation: The one to join; by default whichever is current.
 
     Raises:
@@ -434,7 +447,7 @@ def join_job(
         StorageError: The job directory can't be read.
     """
     directory = JobDirectory(storage, request.output_data_path)
-    expected = fingerprint(request, input_identity=input_identity, engine=engine, engine_args=engine_args)
+    expected = fingerprint(request, input_identity=input_identity, engine=engine, engine_args=engine_args, table=table)
     current = directory.read_current()
     if current is None:
         raise JobMismatchError(f"no job was launched for {request.output_data_path}: launch it first")
@@ -450,8 +463,8 @@ def join_job(
             f"makes {expected}: "
             + (
                 other_version
-                or "its input was replaced since, its engine_args are others, or another job was launched for the "
-                "same output; launch it again"
+                or "its input was replaced since, its engine_args or its table are others, or another job was launched "
+                "for the same output; launch it again"
             )
         )
     if generation is not None and generation > current.generation:
