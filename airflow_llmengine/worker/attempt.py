@@ -172,6 +172,7 @@ def _run(
 ) -> AttemptOutcome:
     engine = _require_tool(make_engine(request), request).name
     reader = open_input(storage, request, options.table)
+    table = table_output(reader, request, options.table)
     launch = (
         join_job(
             storage,
@@ -209,7 +210,7 @@ def _run(
         raise InputChangedError("the input was changed while the job was launched: launch it again")
     directory = JobDirectory(storage, request.output_data_path)
     try:
-        return _work(directory, launch, reader, request, options, stop, make_engine, timing)
+        return _work(directory, launch, reader, table, request, options, stop, make_engine, timing)
     except StorageError:
         # Another attempt may have finished the job, and deleted what this one was about to read.
         manifest = directory.valid_manifest()
@@ -232,6 +233,7 @@ def _work(
     directory: JobDirectory,
     launch: Launch,
     reader: InputReader,
+    table: TableOutput | None,
     request: CreateBatchCompletionsV1Request,
     options: AttemptOptions,
     stop: Stop,
@@ -288,7 +290,7 @@ def _work(
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
-    return collect_job(directory, launch, request, make_engine(request).name, options)
+    return collect_job(directory, launch, request, make_engine(request).name, options, table)
 
 
 def require_parquet() -> None:
@@ -385,6 +387,24 @@ def _warn_of_truncated(manifest: Manifest) -> None:
     warning = truncation_warning(manifest)
     if warning is not None:
         logger.warning("%s", warning)
+
+
+def table_output(
+    reader: InputReader, request: CreateBatchCompletionsV1Request, table: Table | None
+) -> TableOutput | None:
+    """What writes the output of a job with a table; None of one without.
+
+    Raises:
+        InputInvalidError: Of this input there can be no such output.
+    """
+    if table is None:
+        return None
+    from airflow_llmengine.worker.tables.table_input import TableInput
+    from airflow_llmengine.worker.tables.table_output import TableOutput
+
+    if not isinstance(reader, TableInput):
+        raise TypeError("the input of a job with a table is a table")
+    return TableOutput(table, reader, request.output_data_path)
 
 
 def collect_job(

@@ -19,6 +19,7 @@ from airflow_llmengine.worker.attempt import (
     given_back,
     join_job,
     run_attempt,
+    table_output,
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.command_line.argument_types import cache_path, count, rate
@@ -27,6 +28,7 @@ from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_comma
 from airflow_llmengine.worker.engines.load import engine_name
 from airflow_llmengine.worker.logs import log_end
 from airflow_llmengine.worker.nodes.command import follow, lead
+from airflow_llmengine.worker.readers import open_input
 from airflow_llmengine.worker.stopping import Stop, watch_signals
 
 logger = logging.getLogger(__name__)
@@ -185,7 +187,8 @@ def _collect(options: argparse.Namespace) -> int:
     if launch.manifest is not None:
         return _end(given_back(launch.manifest, _attempt(options, table)))
     directory = JobDirectory(storage, request.output_data_path)
-    return _end(collect_job(directory, launch, request, engine, _attempt(options, table)))
+    output = None if table is None else table_output(open_input(storage, request, table), request, table)
+    return _end(collect_job(directory, launch, request, engine, _attempt(options, table), output))
 
 
 def _follow(options: argparse.Namespace) -> int:
