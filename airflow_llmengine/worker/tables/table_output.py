@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from itertools import chain, count
 
 import pyarrow
@@ -17,6 +16,7 @@ from airflow_llmengine.worker.readers.errors import InputChangedError, InputInva
 from airflow_llmengine.worker.tables.file_formats import UnwritableTypeError, require_writable, write_file
 from airflow_llmengine.worker.tables.result_columns import ResultColumns
 from airflow_llmengine.worker.tables.results import RowResult
+from airflow_llmengine.worker.tables.row_templates import shown
 from airflow_llmengine.worker.tables.rows import Rows, RowsFile
 
 MOST_FILES = 20_000
@@ -67,13 +67,8 @@ class TableOutput:
         self._require_form(table)
 
     def _require_form(self, table: Table) -> None:
-        taken = {*self._kept, *(self._rows.partition_columns if self.is_folder else ())}
-        for field, name in table.made_columns:
-            if name in taken:
-                raise InputInvalidError(
-                    f"table.{field}: the input has a column {_shown(name)} as well, which the output keeps; give "
-                    "another name, or name those that are kept in table.columns"
-                )
+        if self.is_folder:
+            self._refuse_names_of_folders(table)
         try:
             require_writable(self.format, self.schema)
         except UnwritableTypeError as error:
@@ -93,6 +88,15 @@ class TableOutput:
                 f"The input has {len(self._rows.files)} files, and an output that is a folder has {MOST_FILES} at "
                 "most: write one file, or split the job."
             )
+
+    def _refuse_names_of_folders(self, table: Table) -> None:
+        """A column that the names of folders give is there also where ``table.columns`` leaves it out."""
+        for field, name in table.made_columns:
+            if name in self._rows.partition_columns:
+                raise InputInvalidError(
+                    f"table.{field}: the names of the output's folders give a column {shown(name)} as well; give "
+                    "another name, or write one file."
+                )
 
     def write_file(self, writer: OutputWriter, results: Iterable[Sequence[RowResult]]) -> None:
         """Write the one file of an output.
@@ -192,22 +196,9 @@ def _without_ending(name: str) -> str:
 
 def _kept_columns(table: Table, rows: Rows, *, is_folder: bool) -> list[str]:
     """The input's columns that the output's files have, in the input's order."""
-    known = rows.schema.names
-    for name in table.columns or ():
-        if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {_shown(near[0])}?" if near else "leave it out"
-            raise InputInvalidError(f"table.columns: the input has no column {_shown(name)}; {hint}")
     by_folders = set(rows.partition_columns) if is_folder else set[str]()
-    kept = [name for name in known if (table.columns is None or name in table.columns) and name not in by_folders]
-    for name in kept:
-        if kept.count(name) > 1:
-            raise InputInvalidError(
-                f"The input has {kept.count(name)} columns {_shown(name)}: leave them out by naming others in "
-                "table.columns, or give the input distinct names."
-            )
-    return kept
-
-
-def _shown(name: str) -> str:
-    return ascii(name if len(name) <= 64 else f"{name[:61]}...")
+    return [
+        name
+        for name in rows.schema.names
+        if (table.columns is None or name in table.columns) and name not in by_folders
+    ]

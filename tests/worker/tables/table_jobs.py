@@ -1,0 +1,71 @@
+"""Jobs with a table, run in this process with the stand-in engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.exit_codes import ExitCode
+from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.table import parse_table
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run_attempt
+from airflow_llmengine.worker.engines.base import Engine
+from airflow_llmengine.worker.engines.echo import EchoEngine
+from airflow_llmengine.worker.stopping import Stop
+
+PROMPT = {"prompt": "{{ text }}", "parameters": {"max_tokens": 16}}
+
+
+class TableJob:
+    """One job in a folder of its own, or below any other URL."""
+
+    def __init__(self, source: Path | str, target: Path | str, table: Mapping[str, Any], **options: Any) -> None:
+        self.source = str(source)
+        self.target = str(target)
+        self.table = dict(table)
+        self.options = options
+        self.storage = Storage()
+
+    def run(self, make_engine: Callable[..., Engine] = EchoEngine, **options: Any) -> AttemptOutcome:
+        table = parse_table(self.table)
+        request = validate_request(
+            {
+                "input_data_path": self.source,
+                "output_data_path": self.target,
+                "model_config": {"model": "stand-in"},
+            },
+            table,
+        )
+        return run_attempt(
+            self.storage,
+            request,
+            AttemptOptions(**{"owner": "o", "series": "s", "table": table, **self.options, **options}),
+            Stop(),
+            make_engine=make_engine,
+        )
+
+    def done(self, **options: Any) -> Manifest:
+        outcome = self.run(**options)
+        assert outcome.exit_code is ExitCode.DONE, outcome.message
+        assert outcome.manifest is not None
+        return outcome.manifest
+
+
+def write_parquet(path: Path, columns: Mapping[str, Any], **options: Any) -> Path:
+    """Write a small Parquet file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table(dict(columns)), path, **options)
+    return path
+
+
+def files_below(folder: Path) -> list[str]:
+    """All files and empty folders below one, hidden ones included."""
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or not any(path.iterdir())
+    )
