@@ -87,24 +87,21 @@ class OutputFolder:
         )
 
     def _delete_others(self, kept: Container[str], before_each: Callable[[], None]) -> None:
-        folders = set()
         for entry in data_files(self._folder):
             if entry.url not in kept:
                 before_each()
-                place = self._folder.storage.location(entry.url)
-                place.delete()
-                folders.add(place.url.rpartition("/")[0])
-        for url in folders if self._folder.is_local else ():
-            self._delete_empty(url)
+                self._folder.storage.location(entry.url).delete()
+        if self._folder.is_local:
+            _delete_empty_folders(self._folder)
 
-    def _delete_empty(self, url: str) -> None:
-        """Delete a local folder, and those above it, in which nothing is left."""
-        while url.startswith(self._folder.url_below):
-            folder = self._folder.storage.location(url)
-            if folder.list() or folder.folders():
-                return
-            folder.delete_tree()
-            url = url.rpartition("/")[0]
+
+def _delete_empty_folders(folder: Location) -> bool:
+    """Delete the folders below one in which nothing is left; says whether there is anything else in it."""
+    left = [name for name in folder.folders() if _delete_empty_folders(folder.child(name))]
+    if left or folder.list():
+        return True
+    folder.delete_tree()
+    return False
 
 
 def _move(aside: Location, target: Location, sha256: str) -> str | None:

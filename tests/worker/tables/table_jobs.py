@@ -14,9 +14,18 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.table import parse_table
 from airflow_llmengine.storage.filesystem import Storage
-from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run_attempt
+from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.worker.attempt import (
+    AttemptOptions,
+    AttemptOutcome,
+    collect_job,
+    join_job,
+    run_attempt,
+    table_output,
+)
 from airflow_llmengine.worker.engines.base import Engine
 from airflow_llmengine.worker.engines.echo import EchoEngine
+from airflow_llmengine.worker.readers import open_input
 from airflow_llmengine.worker.stopping import Stop
 
 PROMPT = {"prompt": "{{ text }}", "parameters": {"max_tokens": 16}}
@@ -33,25 +42,33 @@ class TableJob:
         self.storage = Storage()
 
     def run(self, make_engine: Callable[..., Engine] = EchoEngine, **options: Any) -> AttemptOutcome:
-        table = parse_table(self.table)
-        request = validate_request(
-            {
-                "input_data_path": self.source,
-                "output_data_path": self.target,
-                "model_config": {"model": "stand-in"},
-            },
-            table,
-        )
-        return run_attempt(
-            self.storage,
-            request,
-            AttemptOptions(**{"owner": "o", "series": "s", "table": table, **self.options, **options}),
-            Stop(),
-            make_engine=make_engine,
-        )
+        request = validate_request(self.request, parse_table(self.table))
+        return run_attempt(self.storage, request, self._attempt(options), Stop(), make_engine=make_engine)
 
-    def done(self, **options: Any) -> Manifest:
-        outcome = self.run(**options)
+    def collect(self, **options: Any) -> AttemptOutcome:
+        """Put the output together, as the command does, of a job that replicas have done."""
+        table = parse_table(self.table)
+        request = validate_request(self.request, table)
+        reader = open_input(self.storage, request, table)
+        launch = join_job(self.storage, request, input_identity=reader.identity, engine="echo", table=table)
+        directory = JobDirectory(self.storage, request.output_data_path)
+        output = table_output(reader, request, table)
+        return collect_job(directory, launch, request, "echo", self._attempt(options), output)
+
+    @property
+    def request(self) -> dict[str, Any]:
+        return {
+            "input_data_path": self.source,
+            "output_data_path": self.target,
+            "model_config": {"model": "stand-in"},
+        }
+
+    def _attempt(self, options: Mapping[str, Any]) -> AttemptOptions:
+        table = parse_table(self.table)
+        return AttemptOptions(**{"owner": "o", "series": "s", "table": table, **self.options, **options})
+
+    def done(self, make_engine: Callable[..., Engine] = EchoEngine, **options: Any) -> Manifest:
+        outcome = self.run(make_engine, **options)
         assert outcome.exit_code is ExitCode.DONE, outcome.message
         assert outcome.manifest is not None
         return outcome.manifest
