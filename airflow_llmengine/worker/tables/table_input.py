@@ -119,7 +119,6 @@ class TableInput(InputReader):
         """The files, in the order of their names."""
         _require_columns(table, self.schema)
         self._records = RowRecords(table, self.schema.names)
-        _refuse_clashes(table, self.schema)
         _refuse_bytes(self._records, self.schema)
 
     @override
@@ -213,18 +212,6 @@ def _require_columns(table: Table, schema: pyarrow.Schema) -> None:
     for field, name in named:
         if name not in schema.names:
             raise InputInvalidError(f"table.{field} names {shown(name)}, {no_such_column(name, schema.names)}")
-
-
-def _refuse_clashes(table: Table, schema: pyarrow.Schema) -> None:
-    kept = schema.names if table.columns is None else table.columns
-    for field, name in table.made_columns:
-        if name in kept:
-            remedy = (
-                "leave that out of table.columns" if field == "output_schema" else f"give table.{field} another name"
-            )
-            raise InputInvalidError(
-                f"The input has a column {shown(name)}, which is the name of a column of results too: {remedy}."
-            )
 
 
 def _refuse_bytes(records: RowRecords, schema: pyarrow.Schema) -> None:
