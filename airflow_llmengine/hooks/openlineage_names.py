@@ -22,9 +22,8 @@ def dataset_name(url: str) -> tuple[str, str] | None:
     from airflow_llmengine.storage.errors import StorageUnsupportedError
     from airflow_llmengine.storage.urls import AZURE, LOCAL, parse_url, redact
 
-    folder, glob, _ = _before_glob(url)
     try:
-        place = parse_url(redact(folder if glob else url))
+        place = parse_url(_before_glob(redact(url)))
     except StorageUnsupportedError:
         return None
     if place.protocol == LOCAL:
@@ -34,10 +33,10 @@ def dataset_name(url: str) -> tuple[str, str] | None:
     return f"{scheme}://{bucket}", key or "/"
 
 
-def _before_glob(url: str) -> tuple[str, str, str]:
-    """The folder before the first part of a URL that is a pattern, that part's beginning, and the rest."""
+def _before_glob(url: str) -> str:
+    """The folder before the first part that is a pattern; the URL itself, if none is."""
     match = _GLOB.search(url)
     if match is None:
-        return url, "", ""
-    folder, slash, part = url[: match.start()].rpartition("/")
-    return folder + slash or ".", part + match.group(), url[match.end() :]
+        return url
+    folder, slash, _ = url[: match.start()].rpartition("/")
+    return folder + slash or "."
