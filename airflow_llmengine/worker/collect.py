@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
-from airflow_llmengine.spec.manifest import Manifest, OutputFile
+from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.output_schema import ColumnType
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
 from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, JobScratch
-from airflow_llmengine.storage.output import OutputWriter
-from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
 from airflow_llmengine.storage.status import is_alive
-from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
+from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, lasting
+from airflow_llmengine.worker.committed import CommittedChunks
 from airflow_llmengine.worker.custom_ids import CustomIds
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
-from airflow_llmengine.worker.tables.results import RowResult, read_row
+from airflow_llmengine.worker.put_output import lines_or_array, put_records, put_table
 
 if TYPE_CHECKING:
     from airflow_llmengine.worker.tables.table_output import TableOutput
@@ -142,20 +140,27 @@ def _collect(
     rounds = files.rounds
     end = _require_all_chunks(scratch, rounds)
     _require_current(directory, handle)
-    totals = _count(scratch, end, rounds, None if table is None else table.schema_columns)
+    chunks = CommittedChunks(scratch, end, rounds)
+    columns = None if table is None else table.schema_columns
+    totals = _count(chunks, end, columns)
     _require_enough_success(totals, max_error_rate, rounds_left=_rounds_left(files))
     model = scratch.read_model()
     custom_ids = CustomIds()
+
+    def still_ours() -> None:
+        _require_current(directory, handle)
+        _require_not_collected(directory, handle)
+
     if table is None:
-        written = _put_records(directory, handle, _chunks(scratch, end, rounds), custom_ids)
+        written = put_records(directory, chunks, custom_ids, before=still_ours)
     else:
-        written = _put_table(directory, scratch, handle, _results(scratch, end, rounds, table), table)
+        written = put_table(directory, scratch, chunks.rows(columns), table, before=still_ours)
     manifest = Manifest(
         output_data_path=handle.path,
         fingerprint=handle.fingerprint,
         generation=handle.generation,
         owner=owner,
-        output_format=_lines_or_array(directory) if table is None else table.format,
+        output_format=lines_or_array(directory) if table is None else table.format,
         output_bytes=written.bytes,
         output_sha256=written.sha256,
         output_etag=written.etag,
@@ -182,67 +187,6 @@ def _collect(
     scratch.delete()
     _tidy(directory, handle)
     return manifest
-
-
-class _Written(NamedTuple):
-    """What the manifest says of the output itself."""
-
-    bytes: int
-    sha256: str
-    etag: str | None
-    files: list[OutputFile] | None = None
-
-
-def _put_records(
-    directory: JobDirectory, handle: JobHandle, chunks: Iterable[tuple[ChunkHeader, list[bytes]]], custom_ids: CustomIds
-) -> _Written:
-    """Put the elements of all records: as JSON lines, or as one array."""
-    as_lines = _lines_or_array(directory) == "jsonl"
-    with OutputWriter(directory.output) as writer:
-        for piece in _output(chunks, custom_ids, as_lines=as_lines):
-            writer.write(piece)
-        # Leaving the block puts the output in its place; until then the old one and its manifest stand.
-        _require_current(directory, handle)
-        directory.delete_manifest()
-    return _Written(*writer.close())
-
-
-def _put_table(
-    directory: JobDirectory,
-    scratch: JobScratch,
-    handle: JobHandle,
-    results: Iterable[Sequence[RowResult]],
-    table: TableOutput,
-) -> _Written:
-    """Put the rows of all records: as one file, or as the files of a folder."""
-    if not table.is_folder:
-        with OutputWriter(directory.output) as writer:
-            table.write_file(writer, results)
-            _require_current(directory, handle)
-            directory.delete_manifest()
-        return _Written(*writer.close())
-    folder = OutputFolder(directory.output, scratch.output)
-    try:
-        table.write_folder(folder, results)
-        _require_current(directory, handle)
-        _require_not_collected(directory, handle)
-        directory.delete_manifest()
-        files = folder.put(lambda: _require_current(directory, handle))
-    finally:
-        with contextlib.suppress(StorageError):
-            folder.discard()
-    return _Written(sum(file.bytes for file in files), folder_digest(files), None, files)
-
-
-def _require_not_collected(directory: JobDirectory, handle: JobHandle) -> None:
-    """Leave an output alone that somebody else has finished meanwhile: its chunks are about to go."""
-    standing = directory.read_manifest()
-    if standing is not None and standing.handle == handle and directory.valid_manifest() is not None:
-        raise JobIncompleteError("the output was put in its place by another collect")
-
-
-def _lines_or_array(directory: JobDirectory) -> Literal["json", "jsonl"]:
-    return "jsonl" if directory.output.name.endswith(".jsonl") else "json"
 
 
 def _tell_duplicates(custom_ids: CustomIds) -> int:
@@ -289,6 +233,13 @@ def _require_current(directory: JobDirectory, handle: JobHandle) -> None:
         )
 
 
+def _require_not_collected(directory: JobDirectory, handle: JobHandle) -> None:
+    """Leave an output alone that somebody else has finished meanwhile: its chunks are about to go."""
+    standing = directory.read_manifest()
+    if standing is not None and standing.handle == handle and directory.valid_manifest() is not None:
+        raise JobIncompleteError("another collect has put the output in its place just now")
+
+
 def _require_all_chunks(scratch: JobScratch, rounds: Mapping[int, int]) -> InputEnd:
     end = scratch.read_end()
     if end is None:
@@ -314,60 +265,14 @@ def _remedy(scratch: JobScratch) -> str:
     return "run the job again to go on from there"
 
 
-def _chunks(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> Iterator[tuple[ChunkHeader, list[bytes]]]:
-    first = 0
-    for number in range(end.chunks):
-        round_number = rounds.get(number, 0)
-        url = scratch.chunk_url(number, round_number)
-        try:
-            header, elements = decode_results(scratch.read_chunk(number, round_number))
-        except ValueError as error:
-            raise StorageDocumentError(f"{url} is damaged ({error}); delete it and run the job again") from error
-        if (header.chunk, header.first) != (number, first):
-            raise StorageDocumentError(
-                f"{url} holds something else (chunk {header.chunk} from record {header.first}); "
-                "delete it and run the job again"
-            )
-        first += header.records
-        yield header, elements
-
-
-def _results(
-    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], table: TableOutput
-) -> Iterator[list[RowResult]]:
-    """The results of all rows of a table."""
-    for header, elements in _chunks(scratch, end, rounds):
-        yield _rows(scratch, header, elements, rounds, table.schema_columns)
-
-
-def _rows(
-    scratch: JobScratch,
-    header: ChunkHeader,
-    elements: Sequence[bytes],
-    rounds: Mapping[int, int],
-    columns: Mapping[str, ColumnType] | None,
-) -> list[RowResult]:
-    truncated, skipped = frozenset(header.truncated), frozenset(header.skipped)
-    try:
-        return [
-            read_row(element, columns, truncated=index in truncated, skipped=index in skipped)
-            for index, element in enumerate(elements, header.first)
-        ]
-    except ValueError as error:
-        url = scratch.chunk_url(header.chunk, rounds.get(header.chunk, 0))
-        raise StorageDocumentError(f"{url} is damaged ({error}); delete it and run the job again") from error
-
-
-def _count(
-    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], columns: Mapping[str, ColumnType] | None
-) -> _Totals:
+def _count(chunks: CommittedChunks, end: InputEnd, columns: Mapping[str, ColumnType] | None) -> _Totals:
     """Count what the chunks hold; of answers that must be values of columns, those that are none are failures, too."""
     totals = _Totals()
     examples: dict[str, str] = {}
-    for header, elements in _chunks(scratch, end, rounds):
+    for header, elements in chunks:
         totals.add(header)
         if columns is not None:
-            for row in _rows(scratch, header, elements, rounds, columns):
+            for row in chunks.rows_of(header, elements, columns):
                 if row.unfit is not None:
                     totals.failures[RecordErrorType.INVALID_OUTPUT.value] += 1
                     examples.setdefault(RecordErrorType.INVALID_OUTPUT.value, row.unfit)
@@ -398,20 +303,3 @@ def _require_enough_success(totals: _Totals, max_error_rate: float | None, *, ro
 def _rounds_left(files: ChunkFiles) -> bool:
     """Whether there are chunks that the next attempt makes again for their transient errors."""
     return any(files.rounds[chunk] < MAX_ROUNDS for chunk in files.transient)
-
-
-def _output(
-    chunks: Iterable[tuple[ChunkHeader, list[bytes]]], custom_ids: CustomIds, *, as_lines: bool
-) -> Iterator[bytes]:
-    """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
-    separator, first = (b"\n", b"") if as_lines else (b",\n", b"[\n")
-    before = first
-    for header, elements in chunks:
-        custom_ids.add(header.first, elements)
-        yield before + separator.join(elements)
-        before = separator
-    is_empty = before is first
-    if as_lines:
-        yield b"" if is_empty else b"\n"
-    else:
-        yield b"[]\n" if is_empty else b"\n]\n"

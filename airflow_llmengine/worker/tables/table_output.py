@@ -67,8 +67,7 @@ class TableOutput:
         self._require_form(table)
 
     def _require_form(self, table: Table) -> None:
-        if self.is_folder:
-            self._refuse_names_of_folders(table)
+        self._refuse_clashes(table)
         try:
             require_writable(self.format, self.schema)
         except UnwritableTypeError as error:
@@ -89,13 +88,20 @@ class TableOutput:
                 "most: write one file, or split the job."
             )
 
-    def _refuse_names_of_folders(self, table: Table) -> None:
-        """A column that the names of folders give is there also where ``table.columns`` leaves it out."""
+    def _refuse_clashes(self, table: Table) -> None:
+        """Refuse a column to make that has the name of one that is there already."""
+        # Those of folders are there also where table.columns leaves them out.
+        by_folders = self._rows.partition_columns if self.is_folder else ()
         for field, name in table.made_columns:
-            if name in self._rows.partition_columns:
+            if name in by_folders:
                 raise InputInvalidError(
                     f"table.{field}: the names of the output's folders give a column {shown(name)} as well; give "
                     "another name, or write one file."
+                )
+            if name in self._kept:
+                raise InputInvalidError(
+                    f"table.{field}: the input has a column {shown(name)} as well, which the output keeps; give "
+                    "another name, or name those that are kept in table.columns."
                 )
 
     def write_file(self, writer: OutputWriter, results: Iterable[Sequence[RowResult]]) -> None:

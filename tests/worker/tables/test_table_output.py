@@ -143,8 +143,8 @@ def test_metadata_of_pandas_goes_along_and_is_no_hindrance(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("columns", "table", "told"),
     [
-        ({"completion": [1]}, {}, "has a column 'completion', which is the name of a column of results too"),
-        ({"score": [1]}, {"output_schema": REVIEW}, "has a column 'score', which is the name of a column of results"),
+        ({"completion": [1]}, {}, "table.completion_column: the input has a column 'completion' as well"),
+        ({"score": [1]}, {"output_schema": REVIEW}, "table.output_schema: the input has a column 'score' as well"),
         (
             {"ids": [[1]]},
             {"output_format": "csv"},
