@@ -107,7 +107,8 @@ def _parameter_refusals(table: Table) -> Iterator[Refusal]:
         asks_for_nothing = value is None or (field is not None and value == field.get_default())
         if name in NOT_IN_TABLES and not asks_for_nothing:
             yield Refusal(f"{TABLE}.parameters.{name}", f"can't be given: {NOT_IN_TABLES[name]}", "leave it out")
-    limits = ("max_tokens", "max_completion_tokens")
+    # One that is misspelt is told of as such.
+    limits = ["max_tokens", *(name for name, meant in OTHER_NAMES.items() if meant == "max_tokens")]
     if table.prompt is not None and not any(
         table.parameters.get(name) is not None or name in table.parameter_columns for name in limits
     ):
@@ -192,7 +193,7 @@ def _format_refusals(
 
 def _sample_refusals(table: Table, request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
     """Refuse what would be wrong with the record of every row."""
-    if (table.prompt is None) == (table.messages is None):
+    if (table.prompt is None) == (table.messages is None) or table.messages == []:
         return
     model = _model(table)
     told = NOT_IN_TABLES.keys() | (set() if table.output_schema is None else {*STRUCTURE_FIELDS})
