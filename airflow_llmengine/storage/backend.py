@@ -201,6 +201,10 @@ class Backend(ABC):
         """Delete what writers that died left of the file ``path``; gives how many."""
         return 0
 
+    def abort_writes(self, path: str) -> None:
+        """Give up all files below the folder that are still being written, where the store keeps track of them."""
+        return
+
 
 def prove_commits(backend: Backend, path: str) -> None:
     """Try on the store itself whether a create leaves what is there alone; raises ``StorageUnsupportedError`` if not.

@@ -307,6 +307,14 @@ class Location:
         backend, path = self._backend()
         return backend.attempt("delete leftovers of", path, lambda: backend.delete_leftovers(path, older_than_seconds))
 
+    def abort_writes(self) -> None:
+        """Give up all files below this folder that are being written, or were by who died over it.
+
+        A store may keep, and charge for, what of them it has. Whoever still writes one gets an error.
+        """
+        backend, path = self._backend()
+        backend.attempt("give up what is being written below", path, lambda: backend.abort_writes(path))
+
     def _backend(self) -> tuple[Backend, str]:
         return self.storage.backend_of(self.url)
 

@@ -85,6 +85,9 @@ def put_table(
     finally:
         with contextlib.suppress(StorageError):
             folder.discard()
+    # Before the scratch goes: what attempts that were killed had begun to write aside would stay behind.
+    with contextlib.suppress(StorageError):
+        scratch.output.abort_writes()
     return PutOutput(sum(file.bytes for file in files), folder_digest(files), None, files)
 
 

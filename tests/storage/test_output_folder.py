@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_llmengine.spec.manifest import Manifest, OutputFile
+from airflow_llmengine.storage.backend import temporary_name
+from airflow_llmengine.storage.cleaning import delete_leftovers
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
 from airflow_llmengine.storage.inputs import list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
-from tests.storage.conftest import Place
+from airflow_llmengine.storage.s3 import PART_BYTES
+from tests.storage.conftest import BUCKET, Place
+from tests.storage.s3_server import S3Server
 
 # As in test_every_store.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
@@ -162,3 +167,31 @@ def test_a_block_that_ends_with_an_exception_leaves_no_file(place: Place) -> Non
         write_half()
     assert folder.put(nothing) == []
     assert list(place.at("").walk_names()) == []
+
+
+def test_what_the_killed_had_begun_to_write_is_given_up(s3: Place, s3_server: S3Server) -> None:
+    folder = OutputFolder(s3.at("out"), s3.at("out.job/ab-1/output"))
+    with folder.open("kept") as file:
+        file.write(b"small")
+    s3.at("out.job/ab-1/output/dead/large").open_write().write(bytes(PART_BYTES))
+    beside = s3.at("out.job/ab-1/output2/large").open_write()
+    beside.write(bytes(PART_BYTES))
+
+    s3.at("out.job/ab-1/output").abort_writes()
+
+    answer = s3_server.client.list_multipart_uploads(Bucket=BUCKET, Prefix=s3.base.partition(f"{BUCKET}/")[2])
+    assert [upload["Key"].rpartition("/")[0].rpartition("/")[2] for upload in answer["Uploads"]] == ["output2"]
+    beside.discard()
+    folder.put(nothing)
+    assert standing(s3) == {"kept": "small"}
+
+
+def test_leftovers_of_each_file_of_a_folder_are_deleted(s3: Place, local: Place) -> None:
+    written(s3, a="new", p__b="ü").put(nothing)
+    s3.at("out/p/b").open_write().write(bytes(PART_BYTES))
+    assert delete_leftovers(s3.storage, f"{s3.base}/out/", older_than_seconds=-60) == 1
+    written(local, a="new", p__b="ü").put(nothing)
+    temporary = Path(local.at("out/p").url) / temporary_name()
+    temporary.touch()
+    assert delete_leftovers(local.storage, f"{local.base}/out/", older_than_seconds=-60) == 1
+    assert not temporary.exists()
