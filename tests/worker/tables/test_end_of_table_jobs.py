@@ -18,6 +18,7 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.local import LocalBackend
+from airflow_llmengine.worker.attempt import AttemptOutcome
 from airflow_llmengine.worker.engines.echo import EchoEngine
 from tests.worker.tables.table_jobs import PROMPT, TableJob, files_below, write_parquet
 
@@ -143,3 +144,32 @@ def test_a_kill_between_any_two_steps_leaves_the_old_or_the_new_or_a_job_that_go
     assert found >= {"old", "neither", "new"}
     # Files are written aside, moved, deleted; documents, too.
     assert number > 15, number
+
+
+@pytest.mark.parametrize("target", ["out/", "out.parquet"])
+def test_of_two_that_put_the_output_together_at_once_the_later_one_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    write_input(tmp_path / "in", NEW)
+    job = TableJob(f"{tmp_path}/in/", f"{tmp_path}/{target}", PROMPT)
+    for replica in (0, 1):
+        assert job.run(replica=replica, replicas=2).exit_code is ExitCode.DONE
+    others: list[AttemptOutcome] = []
+    delete_manifest = JobDirectory.delete_manifest
+
+    def first_the_other(directory: JobDirectory) -> None:
+        monkeypatch.setattr(JobDirectory, "delete_manifest", delete_manifest)
+        # From here on this one has no chunks, and no files aside.
+        others.append(job.collect())
+        delete_manifest(directory)
+
+    monkeypatch.setattr(JobDirectory, "delete_manifest", first_the_other)
+    outcome = job.collect()
+    (other,) = others
+    assert (outcome.exit_code, other.exit_code) == (ExitCode.DONE, ExitCode.DONE), outcome.message
+    assert outcome.manifest is not None
+    assert other.manifest is not None
+    assert outcome.manifest.model_copy(update={"finished": other.manifest.finished}) == other.manifest
+    assert JobDirectory(Storage(), str(tmp_path / target).rstrip("/")).valid_manifest() == outcome.manifest
+    assert files_below(tmp_path / f"{target.rstrip('/')}.job") == ["current.json"]
+    assert completions(tmp_path / "out") == (NEW if target == "out/" else {})
