@@ -15,7 +15,7 @@ from airflow_llmengine.spec.wire_faults import path_step
 
 OUTPUT_SCHEMA = "table.output_schema"
 
-ColumnKind = Literal["boolean", "integer", "number", "string", "list", "struct"]
+ColumnKind = Literal["boolean", "integer", "number", "string", "timestamp", "date", "list", "struct"]
 
 _SCALARS: Mapping[str, ColumnKind] = {
     "boolean": "boolean",
@@ -23,6 +23,9 @@ _SCALARS: Mapping[str, ColumnKind] = {
     "number": "number",
     "string": "string",
 }
+
+_FORMATS: Mapping[str, ColumnKind] = {"date-time": "timestamp", "date": "date"}
+"""Formats of strings that have a type of their own; all others are text."""
 
 _ONE_TYPE = "say one type for it, or that type and null"
 
@@ -37,7 +40,7 @@ class ColumnType:
     """What the values of a column are."""
 
     kind: ColumnKind
-    """``integer`` has 64 bits, ``number`` is a 64-bit float."""
+    """``integer`` has 64 bits, ``number`` is a 64-bit float, ``timestamp`` is UTC in microseconds."""
     nullable: bool = False
     """Whether the schema itself allows null, or lets the property be left out."""
     item: ColumnType | None = None
@@ -121,6 +124,8 @@ def _column(part: Any, root: Mapping[str, Any], path: str, above: tuple[str, ...
         values = part["enum"] if "enum" in part else [part["const"]]
         return _of_values(values, path, nullable)
     kind = part.get("type")
+    if kind == "string" and part.get("format") in _FORMATS:
+        return ColumnType(_FORMATS[part["format"]], nullable)
     if isinstance(kind, str) and kind in _SCALARS:
         return ColumnType(_SCALARS[kind], nullable)
     if kind == "array":

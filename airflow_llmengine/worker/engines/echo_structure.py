@@ -52,6 +52,9 @@ def _value(part: Mapping[str, Any], root: Mapping[str, Any], prompt: str, path: 
             return number % 2 == 0
         case "null":
             return None
+    if part.get("format") in ("date-time", "date"):
+        day = f"2024-{1 + number % 12:02}-{1 + number % 28:02}"
+        return day if part["format"] == "date" else f"{day}T{number % 24:02}:00:00Z"
     return prompt[: part.get("maxLength", len(prompt))]
 
 

@@ -16,6 +16,8 @@ _TYPES: Mapping[str, Callable[[], pyarrow.DataType]] = {
     "integer": pyarrow.int64,
     "number": pyarrow.float64,
     "string": pyarrow.string,
+    "timestamp": lambda: pyarrow.timestamp("us", "UTC"),
+    "date": pyarrow.date32,
 }
 
 _TAKEN: Mapping[str, tuple[pyarrow.DataType, Callable[[RowResult], Any]]] = {

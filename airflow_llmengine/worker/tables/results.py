@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Any, NoReturn
 
-from airflow_llmengine.spec.output_schema import ColumnType
+from airflow_llmengine.spec.output_schema import ColumnKind, ColumnType
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.spec.wire_faults import path_step
 
@@ -115,6 +116,8 @@ def fitted(value: Any, column: ColumnType, path: str) -> Any:
             return _finite(value, path)
         case "string" if isinstance(value, str):
             return valid_text(value)
+        case "timestamp" | "date" if isinstance(value, str):
+            return _moment(value, column.kind, path)
         case "list" if isinstance(value, list) and column.item is not None:
             item = column.item
             return [fitted(one, item, f"{path}[{place}]") for place, one in enumerate(value)]
@@ -137,6 +140,8 @@ _WORDS = {
     "integer": "number",
     "number": "number",
     "string": "text",
+    "timestamp": "date and time",
+    "date": "date",
     "list": "list",
     "struct": "object",
 }
@@ -150,6 +155,18 @@ def _finite(value: float, path: str) -> float:
     if not math.isfinite(number):
         raise UnfitValueError(f"{_shown(path)} is a number that a column of 64-bit floats can't hold")
     return number
+
+
+def _moment(value: str, kind: ColumnKind, path: str) -> datetime | date:
+    """A date, or a date and time, which is in UTC where it says no offset."""
+    try:
+        if kind == "date":
+            return date.fromisoformat(value)
+        moment = datetime.fromisoformat(value)
+        return moment.astimezone(UTC) if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        # A grammar of dates has a February with 31 days.
+        raise UnfitValueError(f"{_shown(path)} is no {_WORDS[kind]} in the completion") from None
 
 
 def _refuse(name: str) -> NoReturn:

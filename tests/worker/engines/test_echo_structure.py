@@ -20,8 +20,10 @@ REVIEW: dict[str, Any] = {
         "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
         "sure": {"type": ["boolean", "null"]},
         "kind": {"const": "review"},
+        "day": {"type": "string", "format": "date"},
+        "moment": {"type": "string", "format": "date-time"},
     },
-    "required": ["sentiment", "score", "share", "words", "note", "sure", "kind"],
+    "required": ["sentiment", "score", "share", "words", "note", "sure", "kind", "day", "moment"],
     "additionalProperties": False,
     "$defs": {"Sentiment": {"enum": ["positive", "neutral", "negative"]}},
 }

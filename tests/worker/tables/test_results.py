@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import Any
 
 import pytest
 
-from airflow_llmengine.spec.output_schema import ColumnType
+from airflow_llmengine.spec.output_schema import ColumnKind, ColumnType
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.worker.elements import SKIPPED, encode_element
 from airflow_llmengine.worker.tables.results import (
@@ -109,6 +110,34 @@ def test_nested_values_are_fitted_and_their_place_is_named() -> None:
         read_values('{"rows": {}}', columns)
     with pytest.raises(UnfitValueError, match=r"^rows\[0\] is no object"):
         read_values('{"rows": [1]}', columns)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("date", "2024-02-29", datetime.date(2024, 2, 29)),
+        ("timestamp", "2024-02-29T12:00:00Z", datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)),
+        ("timestamp", "2024-02-29T12:00:00.5+02:00", datetime.datetime(2024, 2, 29, 10, 0, 0, 500000, datetime.UTC)),
+        ("timestamp", "2024-02-29T12:00:00", datetime.datetime(2024, 2, 29, 12, tzinfo=datetime.UTC)),
+    ],
+)
+def test_dates_and_times_are_values(kind: ColumnKind, text: str, expected: datetime.date) -> None:
+    assert fitted(text, ColumnType(kind), ".when") == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("date", "2023-02-29"),
+        ("date", 20240229),
+        ("timestamp", "2024-02-30T12:00:00Z"),
+        ("timestamp", "0001-01-01T00:00:00+23:59"),
+        ("timestamp", "yesterday"),
+    ],
+)
+def test_what_is_no_date_does_not_fit(kind: ColumnKind, value: Any) -> None:
+    with pytest.raises(UnfitValueError, match=r"^when is no date"):
+        fitted(value, ColumnType(kind), ".when")
 
 
 @pytest.mark.parametrize(("value", "expected"), [(5, 5), (5.0, 5), (-(2**63), -(2**63))])
