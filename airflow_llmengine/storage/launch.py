@@ -19,9 +19,11 @@ from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.plan import max_runtime_sec
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.table import Table
+from airflow_llmengine.storage.errors import StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.inputs import input_identity, list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.storage.output_folder import refuse_linked_folders
 from airflow_llmengine.storage.urls import redact
 
 IfDone = Literal["reuse", "regenerate"]
@@ -223,6 +225,11 @@ def _refuse_what_is_in_the_way(directory: JobDirectory) -> None:
         raise LaunchRefusedError(f"output_data_path {path} is a folder: name the file in it.")
     if path.is_file() and directory.is_folder:
         raise LaunchRefusedError(f"output_data_path {path}/ is a file: name a folder, or leave the slash out.")
+    if directory.is_folder:
+        try:
+            refuse_linked_folders(directory.output)
+        except StorageUnsupportedError as error:
+            raise LaunchRefusedError(str(error)) from None
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise LaunchRefusedError(f"output_data_path {path} is a device or a pipe: name a file.")
     # Whoever put a link there would have this user write, and delete, where it leads to.

@@ -6,11 +6,13 @@ import hashlib
 import json
 import secrets
 import shutil
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
 
 from airflow_llmengine.spec.manifest import OutputFile
-from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
+from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import READ_BUFFER_BYTES, Location, content_identity
 from airflow_llmengine.storage.inputs import data_files
 from airflow_llmengine.storage.output import OutputWriter
@@ -65,8 +67,10 @@ class OutputFolder:
             The files as they stand.
 
         Raises:
+            StorageUnsupportedError: A folder of it is a link.
             StorageError: A file can't be written, or what was written aside is gone.
         """
+        refuse_linked_folders(self._folder, [file.name for file in self._files])
         files = [self._put_file(file, before_each) for file in self._files]
         self._delete_others({self._folder.child(file.name).url for file in files}, before_each)
         return files
@@ -93,6 +97,30 @@ class OutputFolder:
                 self._folder.storage.location(entry.url).delete()
         if self._folder.is_local:
             _delete_empty_folders(self._folder)
+
+
+def refuse_linked_folders(folder: Location, names: Iterable[str] = ()) -> None:
+    """Make sure that what is put into an output, and deleted from it, is in it.
+
+    Whoever put a link there would have this user write, and delete, where it leads to.
+
+    Args:
+        folder: The output.
+        names: Paths below it of files that are to be put there, beside those that stand there.
+
+    Raises:
+        StorageUnsupportedError: One of its folders is a link.
+    """
+    if not folder.is_local:
+        return
+    start = len(folder.url_below)
+    parts = {name.rpartition("/")[0] for name in chain(names, (entry.url[start:] for entry in data_files(folder)))}
+    for below in sorted(parts):
+        path = Path(folder.url)
+        for part in below.split("/"):
+            path /= part
+            if part and path.is_symlink():
+                raise StorageUnsupportedError(f"The folder {path} of the output is a link: delete it.")
 
 
 def _delete_empty_folders(folder: Location) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from airflow_llmengine.spec.manifest import Manifest, OutputFile
 from airflow_llmengine.storage.backend import temporary_name
 from airflow_llmengine.storage.cleaning import delete_leftovers
-from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
+from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
 from airflow_llmengine.storage.inputs import list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
@@ -195,3 +195,20 @@ def test_leftovers_of_each_file_of_a_folder_are_deleted(s3: Place, local: Place)
     temporary.touch()
     assert delete_leftovers(local.storage, f"{local.base}/out/", older_than_seconds=-60) == 1
     assert not temporary.exists()
+
+
+def test_a_folder_that_is_a_link_is_neither_written_nor_emptied(local: Place, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").write_text("1")
+    output = Path(local.at("out").url)
+    output.mkdir(parents=True)
+    (output / "p").symlink_to(elsewhere)
+    for folder in (written(local, a="1"), written(local, p__b="1")):
+        with pytest.raises(StorageUnsupportedError, match=r"The folder .*/out/p of the output is a link: delete it"):
+            folder.put(nothing)
+    (elsewhere / "precious").unlink()
+    with pytest.raises(StorageUnsupportedError, match=r"/out/p of the output is a link"):
+        written(local, p__b="1").put(nothing)
+    assert list(elsewhere.iterdir()) == []
+    assert standing(local) == {}

@@ -289,6 +289,14 @@ def test_a_file_is_no_folder(tmp_path: Path, regions: Path) -> None:
     assert (outcome.exit_code, "is a file: name a folder" in outcome.message) == (ExitCode.BAD_REQUEST, True)
 
 
+def test_a_folder_with_links_in_it_is_refused(tmp_path: Path, regions: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/region=US").symlink_to(regions / "region=US")
+    outcome = TableJob(f"{regions}/*/*.parquet", f"{tmp_path}/out/", PROMPT).run(overwrite=True)
+    assert outcome.exit_code is ExitCode.BAD_REQUEST
+    assert len(files_below(regions)) == 4
+
+
 def test_a_single_file_may_become_a_folder(tmp_path: Path) -> None:
     source = write_parquet(tmp_path / "in.parquet", {"text": ["a"]})
     manifest = TableJob(source, f"{tmp_path}/out/", PROMPT).done()
