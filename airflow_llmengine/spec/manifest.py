@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator
 
 from airflow_llmengine.spec.job_state import (
     PROTOCOL_VERSION,
@@ -29,6 +29,14 @@ class OutputFile(BaseModel):
     sha256: str
     etag: str | None = None
     """The store's own tag of it; null on a file system."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_below(cls, name: str) -> str:
+        # Whoever can write beside the output may have put the manifest there.
+        if not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise ValueError("names no file below the folder")
+        return name
 
 
 class Manifest(StateDocument):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import pytest
 from airflow_llmengine.spec.manifest import Manifest, OutputFile
 from airflow_llmengine.storage.backend import temporary_name
 from airflow_llmengine.storage.cleaning import delete_leftovers
-from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
+from airflow_llmengine.storage.errors import (
+    StorageChangedError,
+    StorageDocumentError,
+    StorageNotFoundError,
+    StorageUnsupportedError,
+)
 from airflow_llmengine.storage.inputs import list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
@@ -212,3 +218,14 @@ def test_a_folder_that_is_a_link_is_neither_written_nor_emptied(local: Place, tm
         written(local, p__b="1").put(nothing)
     assert list(elsewhere.iterdir()) == []
     assert standing(local) == {}
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "p/../../x", "/etc/passwd", "", "p//a", "."])
+def test_a_manifest_that_names_another_place_is_none(local: Place, name: str) -> None:
+    files = written(local, a="1").put(nothing)
+    directory = finish(local, files)
+    path = Path(directory.manifest.url)
+    path.write_text(path.read_text().replace('"name": "a"', f'"name": {json.dumps(name)}'))
+    assert directory.valid_manifest() is None
+    with pytest.raises(StorageDocumentError, match="names no file below the folder"):
+        directory.read_manifest()
