@@ -13,12 +13,13 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.sdk.execution_time.task_runner import _build_asset_profiles, _serialize_outlet_events
 
 from airflow_llmengine.exceptions import RequestRefusedError, TooManyFailedRecordsError
-from airflow_llmengine.hooks.asset_events import fill_asset_events
+from airflow_llmengine.hooks.asset_events import event_extra, fill_asset_events
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
 from airflow_llmengine.sensors.batch_completions import LLMEngineBatchCompletionsSensor
 from tests.airflow.operators_in_tests import EchoJob, run, task_context
 from tests.airflow.test_group_tasks import Tasks
+from tests.docs.pages import DOCS, first_column
 
 ANSWERS = Asset(name="answers", uri="s3://bucket/answers", extra={"team": "support"})
 
@@ -74,6 +75,13 @@ def test_an_output_that_stood_already_says_the_same(echo_job: EchoJob) -> None:
     assert [event["extra"] for event in events_of(context)] == [extra_of(echo_job)]
 
 
+def test_the_documentation_names_all_that_it_says(echo_job: EchoJob) -> None:
+    run(echo_job.operator())
+    manifest = LLMEngineHook().read_manifest(str(echo_job.output))
+    assert manifest is not None
+    assert sorted(first_column(DOCS / "assets.md", "Assets")) == sorted(event_extra(manifest))
+
+
 def test_what_others_say_of_an_event_stays(echo_job: EchoJob) -> None:
     context = with_events()
     context["outlet_events"][ANSWERS].extra = {"mine": 1, "records": "not yet"}
@@ -117,6 +125,8 @@ def test_a_reference_means_the_asset_that_it_names(echo_job: EchoJob, monkeypatc
 def test_a_job_that_fails_says_nothing(echo_job: EchoJob) -> None:
     with echo_job.input.open("a") as file:
         file.write('{"prompt": 5}\n')
+    # So that there is an output, and only the task itself refuses it.
+    run(echo_job.operator())
     context = with_events()
     with pytest.raises(TooManyFailedRecordsError):
         run(echo_job.operator(outlets=[ANSWERS], max_error_rate=0), context)
