@@ -20,7 +20,7 @@ from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.output_schema import ColumnType, read_columns
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.structured_output import STRUCTURE_FIELDS
-from airflow_llmengine.spec.table import MOST_BYTES, TABLE, Table, format_of_name
+from airflow_llmengine.spec.table import MOST_BYTES, TABLE, Table
 from airflow_llmengine.spec.validation import OTHER_NAMES, Refusal, refusals_of
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, path_step
 
@@ -173,8 +173,7 @@ def _column_refusals(table: Table) -> Iterator[Refusal]:
 def _format_refusals(
     table: Table, request: CreateBatchCompletionsV1Request, columns: Mapping[str, ColumnType]
 ) -> Iterator[Refusal]:
-    output = request.output_data_path
-    found = table.output_format or ("parquet" if output.endswith("/") else format_of_name(output))
+    found = table.format_of_output(request.output_data_path)
     if found is None:
         yield Refusal(
             "output_data_path",

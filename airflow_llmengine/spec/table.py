@@ -127,6 +127,11 @@ class Table(WireModel):
         form = {"name": "row", "schema": closed(self.output_schema), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": form}}
 
+    def format_of_output(self, output_data_path: str) -> TableFormat | None:
+        """How the output is written; None if neither this nor the name of its file says it."""
+        in_folder: TableFormat = "parquet"
+        return self.output_format or (in_folder if output_data_path.endswith("/") else format_of_name(output_data_path))
+
     @property
     def schema_columns(self) -> dict[str, ColumnType]:
         """The columns that ``output_schema`` makes, and their types; none without one."""

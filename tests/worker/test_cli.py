@@ -80,6 +80,22 @@ def test_plan_shows_what_a_job_asks_for(tmp_path: Path, capsys: Capture) -> None
         assert fact in out
 
 
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("/data/out.parquet", "/data/out.parquet (a table as Parquet)"),
+        ("/data/out.tsv", "/data/out.tsv (a table as TSV)"),
+        ("/data/out/", "/data/out/ (a table as Parquet, a file for each of the input's)"),
+    ],
+)
+def test_plan_says_how_a_table_is_written(tmp_path: Path, capsys: Capture, output: str, told: str) -> None:
+    table = json.dumps({"prompt": "{{ text }}", "parameters": {"max_tokens": 9}})
+    request = {"input_data_path": "/data/in.parquet", "output_data_path": output, "model_config": {"model": "m"}}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    assert main(["plan", str(tmp_path / "request.json"), "--table", table]) == ExitCode.DONE
+    assert f"output    {told}\n" in capsys.readouterr().out
+
+
 def test_status_of_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert main(["status", str(tmp_path / "out.json")]) == ExitCode.BAD_REQUEST
     assert "nothing was launched" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.hardware.gpus import Gpu
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.command_line.opening import open_storage, read_request, read_table
 from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, add_table, say
@@ -66,12 +67,14 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     storage = open_storage(options)
-    say(*planned(storage, _request(storage, options), options.gpu_types))
+    request, table = _request(storage, options)
+    say(*planned(storage, request, options.gpu_types, table))
     return ExitCode.DONE
 
 
-def _request(storage: Storage, options: argparse.Namespace) -> CreateBatchCompletionsV1Request:
-    return validate_request(read_request(storage, options.request), read_table(storage, options.table))
+def _request(storage: Storage, options: argparse.Namespace) -> tuple[CreateBatchCompletionsV1Request, Table | None]:
+    table = read_table(storage, options.table)
+    return validate_request(read_request(storage, options.request), table), table
 
 
 def _gpu_types(text: str) -> tuple[Gpu, ...]:

@@ -8,7 +8,7 @@ from itertools import chain, count
 
 import pyarrow
 
-from airflow_llmengine.spec.table import Table, TableFormat, format_of_name
+from airflow_llmengine.spec.table import Table, TableFormat
 from airflow_llmengine.storage.layout import JOB_SUFFIX
 from airflow_llmengine.storage.output import OutputWriter
 from airflow_llmengine.storage.output_folder import OutputFolder
@@ -55,7 +55,7 @@ class TableOutput:
 
     def __init__(self, table: Table, rows: Rows, output_data_path: str) -> None:
         self.is_folder = output_data_path.endswith("/")
-        self.format: TableFormat = table.output_format or format_of_name(output_data_path) or "parquet"
+        self.format: TableFormat = table.format_of_output(output_data_path) or "parquet"
         self.schema_columns = None if table.output_schema is None else table.schema_columns
         """What ``output_schema`` makes columns of; None without one."""
         self._rows = rows
