@@ -20,7 +20,7 @@ from airflow_llmengine.worker.readers.errors import InputInvalidError
 from airflow_llmengine.worker.readers.reader import InputReader
 from airflow_llmengine.worker.readers.unchanged import require_unchanged
 from airflow_llmengine.worker.records import RawRecord
-from airflow_llmengine.worker.tables.arrow_cells import holds_bytes
+from airflow_llmengine.worker.tables.arrow_cells import cells_of, holds_bytes
 from airflow_llmengine.worker.tables.arrow_files import ArrowIPCFile, ParquetFile
 from airflow_llmengine.worker.tables.partition_folders import partition_types, partition_values
 from airflow_llmengine.worker.tables.row_files import Row, RowFault, RowFile
@@ -119,7 +119,7 @@ class TableInput(InputReader):
         """The files, in the order of their names."""
         _require_columns(table, self.schema)
         self._records = RowRecords(table, self.schema.names)
-        _refuse_bytes(self._records, self.schema)
+        _require_text(self._records, self.schema)
 
     @override
     def records(self) -> Iterator[RawRecord]:
@@ -191,19 +191,40 @@ def _schema_of(files: Sequence[RowFile], partitions: Mapping[str, pyarrow.DataTy
 
 
 def _with(schema: pyarrow.Schema, other: pyarrow.Schema, file: RowFile, first: RowFile) -> pyarrow.Schema:
+    both = [name for name in other.names if name in schema.names]
+    differing = [
+        (name, *types)
+        for name in both
+        if (types := (schema.field(name).type, other.field(name).type))[0] != types[1]
+        and not _are_dictionaries_of_one_type(*types)
+        and pyarrow.null() not in types
+    ]
     # Types of text files are found out and not given, so that wider ones can be taken.
-    widen = isinstance(file, JSONLinesFile)
+    if differing and not isinstance(file, JSONLinesFile):
+        raise _two_types(*differing[0], first, file)
     try:
-        return pyarrow.unify_schemas([schema, other], promote_options="permissive" if widen else "default")
+        merged = pyarrow.unify_schemas([schema, other], promote_options="permissive")
     except pyarrow.ArrowException:
-        pairs = (
-            (name, schema.field(name).type, other.field(name).type) for name in other.names if name in schema.names
-        )
-        name, one, two = next((pair for pair in pairs if pair[1] != pair[2]), ("", None, None))
-        raise InputInvalidError(
-            f"The column {shown(name)} is of type {one} in {first.name} and of type {two} in {file.name}: write all "
-            "files with one type."
-        ) from None
+        raise _two_types(*differing[0], first, file) from None
+    # Where a file has not the column, it is null.
+    fields = [field if field.name in both else field.with_nullable(True) for field in merged]
+    return pyarrow.schema(fields, metadata=merged.metadata)
+
+
+def _are_dictionaries_of_one_type(one: pyarrow.DataType, other: pyarrow.DataType) -> bool:
+    """Whether they differ in the width of their indices alone, which follows from how many values a file has."""
+    if not (pyarrow.types.is_dictionary(one) and pyarrow.types.is_dictionary(other)):
+        return False
+    return bool(one.value_type == other.value_type and one.ordered == other.ordered)
+
+
+def _two_types(
+    name: str, one: pyarrow.DataType, other: pyarrow.DataType, first: RowFile, file: RowFile
+) -> InputInvalidError:
+    return InputInvalidError(
+        f"The column {shown(name)} is of type {one} in {first.name} and of type {other} in {file.name}: write all "
+        "files with one type."
+    )
 
 
 def _require_columns(table: Table, schema: pyarrow.Schema) -> None:
@@ -214,9 +235,14 @@ def _require_columns(table: Table, schema: pyarrow.Schema) -> None:
             raise InputInvalidError(f"table.{field} names {shown(name)}, {no_such_column(name, schema.names)}")
 
 
-def _refuse_bytes(records: RowRecords, schema: pyarrow.Schema) -> None:
+def _require_text(records: RowRecords, schema: pyarrow.Schema) -> None:
+    """Refuse columns that a template names and that can't become text here."""
     for name in records.named_columns:
-        if holds_bytes(schema.field(name).type):
+        kind = schema.field(name).type
+        if holds_bytes(kind):
             raise InputInvalidError(
                 f"The column {shown(name)} holds bytes, which are no text that a prompt could have: write it as text."
             )
+        if pyarrow.types.is_timestamp(kind):
+            # Told now if its zone is not known here.
+            cells_of(pyarrow.array([0], kind))

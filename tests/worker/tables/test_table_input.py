@@ -505,3 +505,31 @@ def test_a_file_that_is_replaced_in_mid_read_ends_the_job(tmp_path: Path) -> Non
         list(records)
     with pytest.raises(InputChangedError):
         reader.check_unchanged()
+
+
+def test_files_may_differ_in_how_many_values_a_dictionary_has(tmp_path: Path) -> None:
+    for name, index in (("a", pyarrow.int8()), ("b", pyarrow.int16())):
+        text = pyarrow.array([name]).cast(pyarrow.dictionary(index, pyarrow.string()))
+        write_parquet(tmp_path / f"in/{name}.parquet", {"text": text})
+    reader = opened(tmp_path / "in")
+    assert reader.schema.field("text").type == pyarrow.dictionary(pyarrow.int16(), pyarrow.string())
+    assert [record.value["prompt"] for record in reader.records()] == ["a", "b"]
+    batches = [batch for file in reader.files for batch in file.batches(["text"])]
+    assert [batch.schema for batch in batches] == [reader.schema, reader.schema]
+
+
+def test_a_column_that_one_file_has_not_may_be_null(tmp_path: Path) -> None:
+    schema = pyarrow.schema([pyarrow.field("text", pyarrow.string(), nullable=False)])
+    (tmp_path / "in").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}, schema=schema), tmp_path / "in/a.parquet")
+    write_parquet(tmp_path / "in/b.parquet", {"other": [1]})
+    reader = opened(tmp_path / "in", {"on_null": "skip"})
+    assert [record.skipped for record in reader.records()] == [False, True]
+    assert reader.schema.field("text").nullable
+    assert opened(tmp_path / "in/a.parquet").schema.field("text").nullable is False
+
+
+def test_a_time_zone_that_is_not_known_here_is_told_when_the_table_is_opened(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", {"text": pyarrow.array([0], pyarrow.timestamp("us", "Atlantis/Poseidonis"))})
+    with pytest.raises(InputInvalidError, match="times of the zone 'Atlantis/Poseidonis', which is not known"):
+        opened(tmp_path / "t.parquet")
