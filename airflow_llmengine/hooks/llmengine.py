@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_llmengine.spec.job_state import HandedOverPod, JobHandle
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.spec.table import Table
     from airflow_llmengine.storage.filesystem import Storage
     from airflow_llmengine.storage.launch import IfDone, Launch
     from airflow_llmengine.storage.status import JobStatus
@@ -169,8 +170,12 @@ class LLMEngineHook(BaseHook):
         """The same as ``storage``: what a job's files are reached by is this hook's connection."""
         return self.storage()
 
-    def validate(self, request: Mapping[str, Any]) -> CreateBatchCompletionsV1Request:
+    def validate(self, request: Mapping[str, Any], table: Table | None = None) -> CreateBatchCompletionsV1Request:
         """Lay a request over the connection's defaults, and check it.
+
+        Args:
+            request: The request.
+            table: How rows become its records, if it has a table.
 
         Raises:
             RequestRefusedError: It breaks the contract; the message has a line for each fault.
@@ -179,7 +184,7 @@ class LLMEngineHook(BaseHook):
         from airflow_llmengine.spec.validation import RequestInvalidError
 
         try:
-            return validate_request(self.settings.with_defaults(request))
+            return validate_request(self.settings.with_defaults(request), table)
         except RequestInvalidError as error:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None
 
@@ -192,6 +197,7 @@ class LLMEngineHook(BaseHook):
         if_done: IfDone = "reuse",
         overwrite: bool = False,
         engine_args: Mapping[str, Any] | str | None = None,
+        table: Table | Mapping[str, Any] | str | None = None,
         before_writing: Callable[[], None] | None = None,
     ) -> Launch:
         """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
@@ -203,6 +209,7 @@ class LLMEngineHook(BaseHook):
             if_done: What to do if the output of this very job stands already: give it back, or make it anew.
             overwrite: Take over an output that something else wrote.
             engine_args: Further arguments of the engine, as the operator takes them.
+            table: How rows become records, and results columns, as the operator takes it.
             before_writing: Called once it is sure that something has to run, before anything is written down; what it
                 raises ends the launch.
 
@@ -214,7 +221,8 @@ class LLMEngineHook(BaseHook):
         """
         from airflow_llmengine.storage.launch import LaunchRefusedError, launch_job
 
-        checked = self.validate(request) if isinstance(request, Mapping) else request
+        rows = read_table(table)
+        checked = self.validate(request, rows) if isinstance(request, Mapping) else request
         further = read_engine_args(engine_args)
         try:
             with storage_errors():
@@ -227,6 +235,7 @@ class LLMEngineHook(BaseHook):
                     overwrite=overwrite,
                     engine=self.settings.engine,
                     engine_args=further,
+                    table=rows,
                     before_writing=before_writing,
                 )
         except LaunchRefusedError as error:
@@ -357,6 +366,21 @@ def read_engine_args(value: Any) -> dict[str, Any]:
         return parse_engine_args(value)
     except RequestInvalidError as error:
         raise RequestRefusedError(f"The engine can't be set up so:\n{error}") from None
+
+
+def read_table(value: Any) -> Table | None:
+    """Read ``table`` as an argument; None and an empty text are none. Whether a job can have it, ``validate`` says.
+
+    Raises:
+        RequestRefusedError: It breaks its schema; the message has a line for each fault.
+    """
+    from airflow_llmengine.spec.table import parse_table
+    from airflow_llmengine.spec.validation import RequestInvalidError
+
+    try:
+        return parse_table(value)
+    except RequestInvalidError as error:
+        raise RequestRefusedError(f"The table can't be used so:\n{error}") from None
 
 
 def _handle(job: JobHandle | Mapping[str, Any] | str) -> JobHandle | str:

@@ -76,7 +76,9 @@ def _outputs(path: Any, manifest: Manifest | None) -> list[OutputDataset]:
     if manifest is None:
         return [OutputDataset(*name) for name in _names(path)]
     written = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=manifest.records, size=manifest.output_bytes
+        rowCount=manifest.records,
+        size=manifest.output_bytes,
+        fileCount=1 if manifest.files is None else len(manifest.files),
     )
     return [
         OutputDataset(*name, outputFacets={"outputStatistics": written}) for name in _names(manifest.output_data_path)

@@ -13,6 +13,7 @@ from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.job_result import JobResultMixin
 from airflow_llmengine.operators.launching import launch, series_of
 from airflow_llmengine.operators.request_arguments import has_template, pool_slots
+from airflow_llmengine.operators.staging import told_table
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -93,6 +94,7 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
             deadline=launched.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), launched.handle, options.table),
             cache_path=options.cache_path,
         )
         if not self.wait_for_completion:

@@ -32,6 +32,7 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
+from airflow_llmengine.operators.staging import told_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -119,6 +120,7 @@ class LLMEngineCollectMixin(JobResultMixin):
             deadline=max(deadline, time.time() + COLLECT_SECONDS),
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), handle, options.table),
             replica=None,
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,

@@ -56,6 +56,6 @@ class JobResultMixin(WorkerTaskMixin):
         return job_lineage(
             unwrap(self.request),
             engine_args=self.engine_args,
-            table=getattr(self, "table", None),
+            table=unwrap(self.table),
             manifest=self._manifest,
         )

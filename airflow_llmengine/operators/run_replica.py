@@ -20,6 +20,7 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
+from airflow_llmengine.operators.staging import told_table
 from airflow_llmengine.operators.worker_hardware import decode_model
 from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
@@ -96,6 +97,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             deadline=launch["deadline"] if status.job is None else status.job.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), handle, options.table),
             cache_path=options.cache_path,
             replica=launch["replica"],
             replicas=launch["replicas"],

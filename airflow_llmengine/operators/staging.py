@@ -15,10 +15,14 @@ from airflow_llmengine.hooks.llmengine import storage_errors
 if TYPE_CHECKING:
     from airflow_llmengine.spec.job_state import JobHandle
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.spec.table import Table
     from airflow_llmengine.storage.filesystem import Location, Storage
 
 FOLDER = "inputs"
 """Below the job directory. One file, named by the hash of its content, so that a retry and a clear find the same."""
+
+INLINE_TABLE_BYTES = 32_768
+"""A larger table is no argument of a command: Linux takes 128 KiB for each, and etcd keeps those of every pod."""
 
 _STAGED_NAME = re.compile(r"[0-9a-f]{64}\.json")
 
@@ -97,6 +101,25 @@ def has_signature(request: CreateBatchCompletionsV1Request) -> bool:
     return any(path is not None and redact(path) != path for path in paths)
 
 
+def told_table(storage: Storage, handle: JobHandle, table: Table | None) -> str | None:
+    """What a worker is told of a table: its JSON text, or where that is among the job's own files; None without one.
+
+    Args:
+        storage: Where the output is.
+        handle: The job.
+        table: The table.
+
+    Raises:
+        StorageFailedError: It can't be put there.
+    """
+    if table is None:
+        return None
+    encoded = json.dumps(table.given())
+    if len(encoded) <= INLINE_TABLE_BYTES:
+        return encoded
+    return _among_own_files(storage, handle, "tables", encoded.encode())
+
+
 def staged_request(storage: Storage, handle: JobHandle, encoded: bytes) -> str:
     """Put a request among the job's own files, and give its URL. It goes with them.
 
@@ -108,11 +131,15 @@ def staged_request(storage: Storage, handle: JobHandle, encoded: bytes) -> str:
     Raises:
         StorageFailedError: It can't be put there.
     """
+    return _among_own_files(storage, handle, "requests", encoded)
+
+
+def _among_own_files(storage: Storage, handle: JobHandle, folder: str, encoded: bytes) -> str:
     from airflow_llmengine.storage.job_directory import JobDirectory
 
     with storage_errors():
         scratch = JobDirectory(storage, handle.path).scratch(handle)
-        place = scratch.root.child(f"requests/{hashlib.sha256(encoded).hexdigest()}.json")
+        place = scratch.root.child(f"{folder}/{hashlib.sha256(encoded).hexdigest()}.json")
         place.create(encoded)
         return place.url
 
