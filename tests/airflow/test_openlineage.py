@@ -85,8 +85,9 @@ def test_when_it_has_run_it_says_what_the_manifest_says(echo_job: EchoJob) -> No
     task = echo_job.operator()
     result = run(task)
     told = lineage_of(task)
-    assert told["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 12
-    assert told["outputs"][0]["outputFacets"]["outputStatistics"]["size"] == echo_job.output.stat().st_size
+    written = told["outputs"][0]["outputFacets"]["outputStatistics"]
+    assert (written["rowCount"], written["size"]) == (12, echo_job.output.stat().st_size)
+    assert written["fileCount"] == 1
     expected = {**result, **result["job"], "engine": "echo"}
     for name in ("model", "engine", "fingerprint", "generation", "records", "succeeded", "truncated", "failed"):
         assert told[name] == expected[name], name

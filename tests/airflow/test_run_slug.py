@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from importlib.metadata import entry_points
@@ -72,6 +74,16 @@ def test_two_keys_never_share_a_slug_and_each_is_short_enough(keys: list[str]) -
     first, second = (run_slug(Run(partition_key=key)) for key in keys)
     assert first != second
     assert 0 < len(first) <= MAX_SLUG_LENGTH
+
+
+def test_airflows_processes_load_nothing_for_it() -> None:
+    script = (
+        "import sys, airflow.sdk.plugins_manager; before = set(sys.modules)\n"
+        "import airflow_llmengine.plugin\n"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert set(printed.splitlines()[-1].split()) <= {"airflow_llmengine", *sys.stdlib_module_names}
 
 
 def test_templates_have_it_as_a_macro(echo_job: EchoJob) -> None:
