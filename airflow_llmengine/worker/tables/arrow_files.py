@@ -49,17 +49,16 @@ class ArrowFile(RowFile):
             here = set(batch.schema.names)
             nothing = [None] * batch.num_rows
             cells = [cells_of(batch.column(name)) if name in here else nothing for name in columns]
-            size = batch.nbytes // max(1, batch.num_rows)
             if not columns:
-                yield from (Row({}, 0) for _row in range(batch.num_rows))
+                yield from (Row({}) for _row in range(batch.num_rows))
             for values in zip(*cells, strict=True):
-                fault = next(
-                    (cell for cell in zip(columns, values, strict=True) if isinstance(cell[1], CellFault)), None
+                row = dict(zip(columns, values, strict=True))
+                faults = (
+                    RowFault(cell.error_type, f"the column {shown(name)} {cell.reason}")
+                    for name, cell in row.items()
+                    if isinstance(cell, CellFault)
                 )
-                if fault is None:
-                    yield Row(dict(zip(columns, values, strict=True)), size)
-                else:
-                    yield RowFault(fault[1].error_type, f"the column {shown(fault[0])} {fault[1].reason}")
+                yield next(faults, None) or Row(row)
 
     @override
     def batches(self, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:

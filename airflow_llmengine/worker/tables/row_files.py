@@ -35,8 +35,8 @@ class Row:
 
     cells: Mapping[str, Any]
     """By column; None for a null."""
-    size: int
-    """Bytes that it takes, about."""
+    size: int = 0
+    """Bytes that it takes in a text file, about."""
 
 
 class RowFile(ABC):

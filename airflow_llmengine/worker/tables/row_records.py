@@ -68,25 +68,23 @@ class RowRecords:
             row: Its cells of ``columns``.
         """
         if isinstance(row, RowFault):
-            return _refused(index, location, 0, row.error_type, row.reason)
+            return _refused(index, location, row.error_type, row.reason)
         missing = next((name for name in self.named_columns if is_null(row.cells[name])), None)
         if missing is not None and self._on_null != "empty":
-            return self._without_value(
-                index, location, row, f"the column {shown(missing)}, which a template uses, is null"
-            )
+            return self._without_value(index, location, f"the column {shown(missing)}, which a template uses, is null")
         try:
             text = self._fill({name: self._cell(name, row.cells[name]) for name in self._cells})
             value = {**self._same, **self._parameters(row.cells), **text}
         except NullUsedError:
-            return self._without_value(index, location, row, "a template uses a part of a cell that is null")
+            return self._without_value(index, location, "a template uses a part of a cell that is null")
         except RowTemplateError as error:
-            return _refused(index, location, row.size, RecordErrorType.INVALID_RECORD, str(error))
+            return _refused(index, location, RecordErrorType.INVALID_RECORD, str(error))
         except _RowError as error:
-            return _refused(index, location, row.size, error.error_type, error.reason)
+            return _refused(index, location, error.error_type, error.reason)
         size = _bytes_of(text)
         if size > MAX_RECORD_BYTES:
             reason = f"its prompt takes {size} bytes, and a record may take {MAX_RECORD_BYTES} at most"
-            return _refused(index, location, size, RecordErrorType.RECORD_TOO_LARGE, reason)
+            return _refused(index, location, RecordErrorType.RECORD_TOO_LARGE, reason)
         return RawRecord(index=index, location=location, value=value, size=size)
 
     def _filler(self, columns: Sequence[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -124,15 +122,16 @@ class RowRecords:
                 ) from None
         return found
 
-    def _without_value(self, index: int, location: str, row: Row, reason: str) -> RawRecord:
+    def _without_value(self, index: int, location: str, reason: str) -> RawRecord:
         if self._on_null == "skip":
-            return RawRecord(index=index, location=location, value=None, size=row.size, skipped=True)
-        return _refused(index, location, row.size, RecordErrorType.INVALID_RECORD, f"{reason}; {_ON_NULL}")
+            return RawRecord(index=index, location=location, value=None, size=0, skipped=True)
+        return _refused(index, location, RecordErrorType.INVALID_RECORD, f"{reason}; {_ON_NULL}")
 
 
-def _refused(index: int, location: str, size: int, error_type: RecordErrorType, reason: str) -> RawRecord:
+def _refused(index: int, location: str, error_type: RecordErrorType, reason: str) -> RawRecord:
+    # Chunks are cut by sizes, and must be cut alike whatever reads the file: so it is that of a prompt, or none.
     error = RecordError(type=error_type, message=f"{location}: {reason}", index=index)
-    return RawRecord(index=index, location=location, value=None, size=size, error=error)
+    return RawRecord(index=index, location=location, value=None, size=0, error=error)
 
 
 def _bytes_of(text: Mapping[str, Any]) -> int:

@@ -533,3 +533,12 @@ def test_a_time_zone_that_is_not_known_here_is_told_when_the_table_is_opened(tmp
     write_parquet(tmp_path / "t.parquet", {"text": pyarrow.array([0], pyarrow.timestamp("us", "Atlantis/Poseidonis"))})
     with pytest.raises(InputInvalidError, match="times of the zone 'Atlantis/Poseidonis', which is not known"):
         opened(tmp_path / "t.parquet")
+
+
+def test_chunks_are_cut_by_what_a_row_asks_and_not_by_how_it_is_stored(tmp_path: Path) -> None:
+    columns = {"text": ["a" * 300, None, "ü"] * 100, "blob": [b"x" * 1000] * 300}
+    write_parquet(tmp_path / "one.parquet", columns)
+    write_parquet(tmp_path / "two.parquet", columns, row_group_size=7, compression="none", use_dictionary=False)
+    write_arrow(tmp_path / "three.arrow", columns)
+    sizes = [[raw.size for raw in raw_records(path)] for path in sorted(tmp_path.iterdir())]
+    assert sizes == [[300, 0, 2] * 100] * 3
