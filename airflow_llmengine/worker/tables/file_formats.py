@@ -8,7 +8,8 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pyarrow
 import pyarrow.compute
@@ -31,7 +32,23 @@ class UnwritableTypeError(Exception):
 
 
 class FileWriter(ABC):
-    """Writes one file. ``close`` must be called for the file to be whole; it does not close what it writes to."""
+    """Writes one file, which is whole at the end of the ``with`` block, if that ends without an exception."""
+
+    def __init__(self, sink: _Sink) -> None:
+        self._sink = sink
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            # Arrow's writers want to end the file when they are collected as garbage.
+            self._sink.take = _leave
 
     @abstractmethod
     def write(self, batch: pyarrow.RecordBatch) -> None:
@@ -67,9 +84,8 @@ def require_writable(format_: TableFormat, schema: pyarrow.Schema) -> None:
             raise UnwritableTypeError(fault)
         alone = pyarrow.schema([field])
         try:
-            writer = write_file(format_, lambda _: None, alone)
-            writer.write(pyarrow.RecordBatch.from_arrays([pyarrow.array([], field.type)], schema=alone))
-            writer.close()
+            with write_file(format_, _leave, alone) as writer:
+                writer.write(pyarrow.RecordBatch.from_arrays([pyarrow.array([], field.type)], schema=alone))
         except (pyarrow.ArrowException, NotImplementedError) as error:
             raise UnwritableTypeError(fault) from error
 
@@ -93,7 +109,7 @@ class _Sink(io.RawIOBase):
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
         super().__init__()
-        self._take = take
+        self.take = take
         self._size = 0
 
     @override
@@ -103,7 +119,7 @@ class _Sink(io.RawIOBase):
     @override
     def write(self, data: Any, /) -> int:
         content = bytes(data)
-        self._take(content)
+        self.take(content)
         self._size += len(content)
         return len(content)
 
@@ -115,7 +131,8 @@ class _Sink(io.RawIOBase):
 class _Gathered(FileWriter):
     """Gathers rows until there are enough to be written together."""
 
-    def __init__(self, schema: pyarrow.Schema) -> None:
+    def __init__(self, sink: _Sink, schema: pyarrow.Schema) -> None:
+        super().__init__(sink)
         self._schema = schema
         self._batches: list[pyarrow.RecordBatch] = []
         self._rows = self._bytes = 0
@@ -148,7 +165,7 @@ class _Gathered(FileWriter):
 
 class _Parquet(_Gathered):
     def __init__(self, sink: _Sink, schema: pyarrow.Schema) -> None:
-        super().__init__(schema)
+        super().__init__(sink, schema)
         self._writer = pyarrow.parquet.ParquetWriter(sink, schema, compression="zstd")
 
     @override
@@ -165,7 +182,7 @@ class _Arrow(_Gathered):
     """Arrow's file format, in which a dictionary may grow from one batch to the next, and not become another."""
 
     def __init__(self, sink: _Sink, schema: pyarrow.Schema) -> None:
-        super().__init__(schema)
+        super().__init__(sink, schema)
         options = pyarrow.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
         self._writer = pyarrow.ipc.new_file(sink, schema, options=options)
         self._dictionaries = {
@@ -198,6 +215,7 @@ class _Arrow(_Gathered):
 
 class _Csv(FileWriter):
     def __init__(self, sink: _Sink, schema: pyarrow.Schema, delimiter: str) -> None:
+        super().__init__(sink)
         fields = [field.with_type(_written_in_csv(field.type)) for field in schema]
         self._schema = pyarrow.schema(fields)
         options = pyarrow.csv.WriteOptions(delimiter=delimiter)
@@ -224,7 +242,7 @@ class _JsonLines(FileWriter):
     """
 
     def __init__(self, sink: _Sink, schema: pyarrow.Schema) -> None:
-        self._sink = sink
+        super().__init__(sink)
         self._names = schema.names
         self._types = [_written_in_json(field.type) for field in schema]
 
@@ -249,6 +267,10 @@ _WRITERS: Mapping[TableFormat, Callable[[_Sink, pyarrow.Schema], FileWriter]] = 
     "tsv": lambda sink, schema: _Csv(sink, schema, "\t"),
     "jsonl": _JsonLines,
 }
+
+
+def _leave(data: bytes) -> None:
+    """Take nothing."""
 
 
 def _without_dictionary(array: pyarrow.Array) -> pyarrow.Array:

@@ -116,24 +116,21 @@ class TableOutput:
             StorageError: The input can't be read, or the output can't be written.
         """
         source = _Results(results)
-        file = write_file(self.format, writer.write, self.schema)
-        for part in self._rows.files:
-            for batch in self._joined(part, source):
-                file.write(batch)
-        source.require_end()
-        file.close()
+        with write_file(self.format, writer.write, self.schema) as file:
+            for part in self._rows.files:
+                for batch in self._joined(part, source):
+                    file.write(batch)
+            source.require_end()
 
     def write_folder(self, folder: OutputFolder, results: Iterable[Sequence[RowResult]]) -> None:
         """Write the files of an output that is a folder; see ``write_file``. They are not put in their places."""
         source = _Results(results)
         names = output_names([part.name for part in self._rows.files], self.format)
         for part, name in zip(self._rows.files, names, strict=True):
-            with folder.open(name) as output:
-                file = write_file(self.format, output.write, self.schema)
+            with folder.open(name) as output, write_file(self.format, output.write, self.schema) as file:
                 for batch in self._joined(part, source):
                     file.write(batch)
                     output.records += batch.num_rows
-                file.close()
         source.require_end()
 
     def _joined(self, part: RowsFile, results: _Results) -> Iterator[pyarrow.RecordBatch]:

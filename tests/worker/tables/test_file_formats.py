@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gc
 import io
 import json
 import zoneinfo
 from collections.abc import Callable
-from typing import Any
 
 import pyarrow
 import pyarrow.csv
@@ -54,10 +54,9 @@ NO_TEXT: dict[str, pyarrow.Array] = {
 
 def written(format_: TableFormat, *batches: pyarrow.RecordBatch) -> bytes:
     out = io.BytesIO()
-    writer = write_file(format_, out.write, batches[0].schema)
-    for batch in batches:
-        writer.write(batch)
-    writer.close()
+    with write_file(format_, out.write, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write(batch)
     return out.getvalue()
 
 
@@ -236,12 +235,26 @@ def test_every_other_type_is_taken(format_: TableFormat) -> None:
         require_writable(format_, pyarrow.schema([pyarrow.field("n", kind, nullable=False)]))
 
 
-def test_what_it_is_written_to_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("format_", ["parquet", "arrow", "csv", "jsonl"])
+def test_what_it_is_written_to_may_fail_and_is_left_alone_then(format_: TableFormat) -> None:
     class DiskFullError(Exception):
         pass
 
-    def take(data: Any) -> None:
-        raise DiskFullError
+    pieces: list[bytes] = []
+
+    def take(data: bytes) -> None:
+        pieces.append(data)
+        if sum(map(len, pieces)) > 2000:
+            raise DiskFullError
+
+    def write() -> None:
+        with write_file(format_, take, batch(COLUMNS).schema) as writer:
+            for _ in range(100):
+                writer.write(batch(COLUMNS))
 
     with pytest.raises(DiskFullError):
-        write_file("parquet", take, batch(COLUMNS).schema)
+        write()
+    taken = len(pieces)
+    gc.collect()
+    # What a destructor raises would be a warning, and so an error here.
+    assert len(pieces) == taken
