@@ -187,7 +187,7 @@ def test_columns_of_any_name_are_asked_about_kept_and_named_as_they_were(tmp_pat
 
 
 def test_a_column_that_is_spelt_like_a_field_of_a_struct_is_not_that_field(tmp_path: Path) -> None:
-    columns = {"a": [{"b": "of the struct", "c": "beside it"}], "a.b": ["the column"]}
+    columns: dict[str, list[Any]] = {"a": [{"b": "of the struct", "c": "beside it"}], "a.b": ["the column"]}
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "in.parquet")
     for kept in (None, ["a"], ["a.b"]):
         table = {**PROMPT, "prompt": '{{ a.b }}|{{ row["a.b"] }}|{{ a.c }}', "columns": kept}
