@@ -13,15 +13,17 @@ from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.job_result import JobResultMixin
 from airflow_llmengine.operators.launching import launch, series_of
 from airflow_llmengine.operators.request_arguments import has_template, pool_slots
-from airflow_llmengine.operators.staging import told_table
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+    from airflow_llmengine.operators.attempt_options import TaskOptions
     from airflow_llmengine.operators.mapping import VerbatimPartial
     from airflow_llmengine.operators.worker_pod import WorkerEnd
+    from airflow_llmengine.spec.hardware.inference import Model
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.launch import Launch
 
 
 class LLMEngineBatchCompletionsMixin(JobResultMixin):
@@ -34,8 +36,9 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
 
     The task succeeds when a valid manifest of this very job stands beside the output, and never otherwise. Its XCom is
     ``output_data_path``, ``manifest_path``, ``records``, ``succeeded``, ``truncated``, ``skipped``, ``failed``,
-    ``failures`` (by type), ``repeated``, ``cached``, ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job`` (the
-    job handle), each also under its own key, so that ``task.output["output_data_path"]`` is the path. It never holds data.
+    ``failures`` (by type), ``repeated``, ``cached``, ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job``
+    (the job handle), each also under its own key, so that ``task.output["output_data_path"]`` is the path. It never
+    holds data.
 
     It is one replica: for ``data_parallelism`` there is ``LLMEngineBatchCompletionsTaskGroup``.
 
@@ -68,6 +71,7 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+        from airflow_llmengine.operators.staging import told_table
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
@@ -77,9 +81,7 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
         owner, series = f"{ti.dag_id}/{ti.task_id}", series_of(ti)
         self._end_leftovers(hook.output_url(request), 0, series)
         try:
-            launched, request, self._model = launch(
-                hook, request, owner=owner, series=series, options=options, log=self.log
-            )
+            launched, request, self._model = self._launch(hook, request, owner=owner, series=series, options=options)
         except (LaunchForbiddenError, RequestRefusedError):
             # A pod that waits for a node does not end at the deadline.
             self._tidy_pods(context)
@@ -102,6 +104,17 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
             self._refuse_if_ended()
             return launched_summary(attempt.handle)
         return self._conclude(context, hook, attempt, self._run_worker(context, hook, attempt, request))
+
+    def _launch(
+        self,
+        hook: LLMEngineHook,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        owner: str,
+        series: str,
+        options: TaskOptions,
+    ) -> tuple[Launch, CreateBatchCompletionsV1Request, Model | None]:
+        return launch(hook, request, owner=owner, series=series, options=options, log=self.log)
 
     def _conclude(
         self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd

@@ -80,6 +80,9 @@ class BatchTaskMixin(BaseOperator):
         RequestRefusedError: The request can't be run; when the DAG is parsed.
     """
 
+    _request_is_whole: ClassVar[bool] = True
+    """Whether nothing comes to the request when the task runs."""
+
     template_fields: Sequence[str] = (
         "request",
         "llmengine_conn_id",
@@ -200,7 +203,7 @@ class BatchTaskMixin(BaseOperator):
 
     def _refuse_early(self) -> None:
         if isinstance(self.request, Mapping):
-            refuse_early(self.request, self.table)
+            refuse_early(self.request, self.table, is_whole=self._request_is_whole)
         elif self.table is not None:
             refuse_early({}, self.table, is_whole=False)
         # A stand-in for what is only known later.

@@ -32,7 +32,6 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
-from airflow_llmengine.operators.staging import told_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -96,6 +95,8 @@ class LLMEngineCollectMixin(JobResultMixin):
         Raises:
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
+        from airflow_llmengine.operators.staging import told_table
+
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
         self._prepare(hook)

@@ -20,7 +20,6 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
-from airflow_llmengine.operators.staging import told_table
 from airflow_llmengine.operators.worker_hardware import decode_model
 from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
@@ -66,6 +65,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
 
     def _run(self, context: Context) -> None:
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+        from airflow_llmengine.operators.staging import told_table
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()

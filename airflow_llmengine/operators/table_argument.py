@@ -1,8 +1,8 @@
 """``table`` as an argument: what Airflow renders of it, and what it must not touch.
 
-Every leaf is a template, except what is letter for letter the author's: ``prompt`` and ``messages``, which are Jinja over
-the columns of a row and not over a task's context, a ``chat_template``, and ``output_schema``. XComArgs are resolved
-everywhere.
+Every leaf is a template, except what is letter for letter the author's: ``prompt`` and ``messages``, which are Jinja
+over the columns of a row and not over a task's context, a ``chat_template``, and ``output_schema``. XComArgs are
+resolved everywhere.
 """
 
 from __future__ import annotations
