@@ -11,6 +11,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
@@ -112,6 +113,36 @@ def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home:
     assert printed.count("Answered from storage") == 2
     assert "{'records': 9, 'failed': 0," in printed
     assert len(list((tmp_path / "out").glob("day=*/headlines.jsonl"))) == 3
+
+
+@pytest.mark.slow
+def test_reviews_get_typed_columns(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_review_sentiment", **environment)
+    assert "24 reviews: {" in printed
+    (output,) = tmp_path.glob("*/reviews.parquet")
+    given = pyarrow.parquet.read_table(DAGS / "data" / "customer_reviews.parquet")
+    made = pyarrow.parquet.read_table(output)
+    assert made.select(given.column_names).equals(given)
+    assert [(field.name, field.type) for field in made.schema][len(given.column_names) :] == [
+        ("sentiment", pyarrow.string()),
+        ("score", pyarrow.int64()),
+        ("error", pyarrow.string()),
+    ]
+    assert made["error"].null_count == 24
+    assert set(made["sentiment"].to_pylist()) <= {"positive", "neutral", "negative"}
+    assert set(made["score"].to_pylist()) <= {1, 2, 3, 4, 5}
+
+
+@pytest.mark.slow
+def test_a_functions_rows_are_triaged(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_ticket_triage", "2026-01-07", **environment)
+    assert "3 tickets, 0 failed:" in printed
+    rows = [json.loads(line) for line in (tmp_path / "2026-01-07" / "tickets.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows] == [["ticket_id", "team", "urgent"]] * 3
+    assert [row["ticket_id"] for row in rows] == ["4106", "4107", "4108"]
+    assert {row["team"] for row in rows} <= {"billing", "delivery", "technology"}
 
 
 @pytest.mark.slow
