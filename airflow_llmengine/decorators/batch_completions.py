@@ -82,6 +82,11 @@ class LLMEngineBatchCompletionsDecoratedOperator(DecoratedOperator, LLMEngineBat
         from airflow_llmengine.operators.staging import place_of_input
 
         table = unwrap(self.table)
+        if table and not rows:
+            raise RequestRefusedError(
+                f"{self.python_callable.__name__} returned no rows, and without any a table has no columns: let it "
+                "raise AirflowSkipException where there is nothing to do."
+            )
         if isinstance(table, Mapping) and table.get("input_format") not in (None, "jsonl"):
             raise RequestRefusedError(
                 f"table.input_format is {table['input_format']}, and {self.python_callable.__name__} returned rows, "

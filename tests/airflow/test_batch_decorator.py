@@ -134,6 +134,7 @@ def test_content_that_it_returns_is_not_shown(launches: list[dict[str, Any]]) ->
         ({}, {}, "neither input_data_path nor content"),
         ("in.jsonl", {"output_data_path": None}, "output_data_path: is required"),
         ([{}], {"output_data_path": None}, "output_data_path: is required"),
+        ([], {"table": TABLE}, "make returned no rows, and without any a table has no columns"),
         ([{}], {"table": {**TABLE, "input_format": "csv"}}, "input_format is csv, and make returned rows"),
         ("in.jsonl", {"output_data_path": "out.parquet", "table": UpstreamValue({"prompt": "x"})}, "max_tokens"),
     ],

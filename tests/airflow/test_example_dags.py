@@ -11,7 +11,6 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
@@ -117,6 +116,8 @@ def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home:
 
 @pytest.mark.slow
 def test_reviews_get_typed_columns(airflow_home: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
     environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
     printed = dags_test(airflow_home, "llmengine_review_sentiment", **environment)
     assert "24 reviews: {" in printed
