@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from tests.airflow.operators_in_tests import connection
@@ -144,6 +145,51 @@ def test_a_functions_rows_are_triaged(airflow_home: Path, tmp_path: Path) -> Non
     assert [list(row) for row in rows] == [["ticket_id", "team", "urgent"]] * 3
     assert [row["ticket_id"] for row in rows] == ["4106", "4107", "4108"]
     assert {row["team"] for row in rows} <= {"billing", "delivery", "technology"}
+
+
+@pytest.mark.slow  # `airflow dags test` and three workers: 20 s.
+def test_each_file_of_a_prefix_is_a_job_of_its_own(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_prefix_files", **environment)
+    assert "{'records': 8, 'failed': 0," in printed
+    assert sorted(path.name for path in tmp_path.glob("*.parquet")) == [
+        "berlin.parquet",
+        "lyon.parquet",
+        "porto.parquet",
+    ]
+    lyon = pyarrow.parquet.read_table(tmp_path / "lyon.parquet").to_pydict()
+    assert lyon["review_id"] == ["L-1", "L-2"]
+    assert "rucksack: Two months of daily use" in lyon["headline"][0]
+
+
+@pytest.mark.slow  # `airflow dags test` and a worker: 15 s.
+def test_what_has_an_answer_is_loaded_and_what_has_none_is_kept_apart(airflow_home: Path, tmp_path: Path) -> None:
+    tickets = tmp_path / "tickets.parquet"
+    texts = ["charged twice", None, *["late"] * 10]
+    columns = {"ticket_id": [f"T-{number}" for number in range(len(texts))], "text": texts}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tickets)
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    given = json.dumps({"tickets": str(tickets)})
+    dags_test(airflow_home, "llmengine_load_into_database", "--conf", given, **environment)
+    with closing(sqlite3.connect(tmp_path / "tickets.db")) as database:
+        labels = database.execute("SELECT ticket_id, team, urgency FROM labels").fetchall()
+        rejected = database.execute("SELECT ticket_id, error FROM rejected").fetchall()
+    assert {row[0] for row in labels} == set(columns["ticket_id"]) - {"T-1"}
+    assert {row[1] for row in labels} <= {"billing", "delivery", "technology"}
+    assert {row[2] for row in labels} <= {1, 2, 3, 4, 5}
+    ((ticket, error),) = rejected
+    assert ticket == "T-1"
+    assert error.startswith(
+        "invalid_record: row 2 of tickets.parquet: the column 'text', which a template uses, is null"
+    )
+
+
+def test_too_many_without_an_answer_are_not_loaded() -> None:
+    check = load(DAGS / "load_into_database.py").task_dict["check"].python_callable
+    job = {"records": 20, "failed": 1, "truncated": 1, "failures": {"timeout": 1}, "output_data_path": "/out.jsonl"}
+    assert check(job, params={"most_without_answer": 0.1}) == "/out.jsonl"
+    with pytest.raises(AirflowFailException, match="2 of 20 tickets have no answer: {'timeout': 1}"):
+        check(job, params={"most_without_answer": 0.09})
 
 
 @pytest.mark.slow
