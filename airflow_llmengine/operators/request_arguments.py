@@ -222,9 +222,8 @@ def refuse_early(request: Mapping[str, Any], table: Any = None, *, is_whole: boo
 
     later = {*_known_later(request, ""), *_known_later(table, "table")}
     if not is_whole:
-        missing = [name for name in _STAND_INS if name not in request]
-        if "content" in request:
-            missing.remove("input_data_path")
+        given = {*request, "input_data_path"} if "content" in request else set(request)
+        missing = _STAND_INS.keys() - given
         request = {**request, **{name: _STAND_INS[name] for name in missing}}
         later.update(missing)
     refusals: list[Refusal] = []

@@ -158,6 +158,7 @@ def test_what_is_no_input_is_refused(
         ({"tabel": TABLE}, "did you mean table"),
         ({"table": {"prompt": "x"}}, r"table\.parameters\.max_tokens"),
         ({"table": TABLE, "content": CONTENT}, "content: can't be given with a table"),
+        ({"content": CONTENT, "input_data_path": "in.jsonl"}, "content and input_data_path are both given"),
         ({"data_parallelism": 2}, "LLMEngineBatchCompletionsTaskGroup"),
         ({"engine_args": {"port": 80}}, r"engine_args\.port"),
     ],
