@@ -30,6 +30,12 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "task-decorators": [
+            {
+                "name": "llmengine_batch",
+                "class-name": "airflow_llmengine.decorators.batch_completions.llmengine_batch_task",
+            }
+        ],
         "sensors": [
             {
                 "integration-name": INTEGRATION,

@@ -24,6 +24,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "records": manifest.records,
         "succeeded": manifest.succeeded,
         "truncated": manifest.truncated,
+        "skipped": manifest.skipped,
         "failed": manifest.failed,
         "failures": dict(manifest.failures),
         "repeated": manifest.repeated,
@@ -61,7 +62,7 @@ def accepted_summary(manifest: Manifest, max_error_rate: float | None) -> dict[s
     from airflow_llmengine.spec.error_rate import too_many_failures
     from airflow_llmengine.spec.truncated_answers import truncation_warning
 
-    failure = too_many_failures(manifest.failures, manifest.records, max_error_rate)
+    failure = too_many_failures(manifest.failures, manifest.tried, max_error_rate)
     if failure is not None:
         raise TooManyFailedRecordsError(
             f"Too many records failed: {failure}. The output stands in {manifest.output_data_path}. Raise "

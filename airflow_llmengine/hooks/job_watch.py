@@ -313,6 +313,7 @@ def _line(state: State, status: JobStatus, progress: JobProgress, decision: Deci
             f"No worker is at the job, with {done_of(progress)} done. Its launcher may start one again: waiting{until}."
         )
     further = f", {progress.records_truncated} truncated by max_tokens" if progress.records_truncated else ""
+    further += f", {progress.records_skipped} skipped" if progress.records_skipped else ""
     further += f", {progress.records_repeated} repeated" if progress.records_repeated else ""
     further += f", {progress.records_cached} cached" if progress.records_cached else ""
     return (

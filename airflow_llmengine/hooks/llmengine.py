@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_llmengine.spec.job_state import HandedOverPod, JobHandle
     from airflow_llmengine.spec.manifest import Manifest
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.spec.table import Table
     from airflow_llmengine.storage.filesystem import Storage
     from airflow_llmengine.storage.launch import IfDone, Launch
     from airflow_llmengine.storage.status import JobStatus
@@ -45,6 +46,8 @@ class JobProgress:
     """Failed records of the latest attempts by error type."""
     records_truncated: int = 0
     """Records of the latest attempts whose structured output was cut by ``max_tokens``; no failures."""
+    records_skipped: int = 0
+    """Rows of a table, of the latest attempts, of which there was nothing to ask; no failures."""
     records_repeated: int = 0
     """Records of the latest attempts that were answered by another record's answer."""
     records_cached: int = 0
@@ -167,8 +170,12 @@ class LLMEngineHook(BaseHook):
         """The same as ``storage``: what a job's files are reached by is this hook's connection."""
         return self.storage()
 
-    def validate(self, request: Mapping[str, Any]) -> CreateBatchCompletionsV1Request:
+    def validate(self, request: Mapping[str, Any], table: Table | None = None) -> CreateBatchCompletionsV1Request:
         """Lay a request over the connection's defaults, and check it.
+
+        Args:
+            request: The request.
+            table: How rows become its records, if it has a table.
 
         Raises:
             RequestRefusedError: It breaks the contract; the message has a line for each fault.
@@ -177,7 +184,7 @@ class LLMEngineHook(BaseHook):
         from airflow_llmengine.spec.validation import RequestInvalidError
 
         try:
-            return validate_request(self.settings.with_defaults(request))
+            return validate_request(self.settings.with_defaults(request), table)
         except RequestInvalidError as error:
             raise RequestRefusedError(f"The request can't be run:\n{error}") from None
 
@@ -190,6 +197,7 @@ class LLMEngineHook(BaseHook):
         if_done: IfDone = "reuse",
         overwrite: bool = False,
         engine_args: Mapping[str, Any] | str | None = None,
+        table: Table | Mapping[str, Any] | str | None = None,
         before_writing: Callable[[], None] | None = None,
     ) -> Launch:
         """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
@@ -201,6 +209,7 @@ class LLMEngineHook(BaseHook):
             if_done: What to do if the output of this very job stands already: give it back, or make it anew.
             overwrite: Take over an output that something else wrote.
             engine_args: Further arguments of the engine, as the operator takes them.
+            table: How rows become records, and results columns, as the operator takes it.
             before_writing: Called once it is sure that something has to run, before anything is written down; what it
                 raises ends the launch.
 
@@ -212,7 +221,8 @@ class LLMEngineHook(BaseHook):
         """
         from airflow_llmengine.storage.launch import LaunchRefusedError, launch_job
 
-        checked = self.validate(request) if isinstance(request, Mapping) else request
+        rows = read_table(table)
+        checked = self.validate(request, rows) if isinstance(request, Mapping) else request
         further = read_engine_args(engine_args)
         try:
             with storage_errors():
@@ -225,6 +235,7 @@ class LLMEngineHook(BaseHook):
                     overwrite=overwrite,
                     engine=self.settings.engine,
                     engine_args=further,
+                    table=rows,
                     before_writing=before_writing,
                 )
         except LaunchRefusedError as error:
@@ -357,6 +368,21 @@ def read_engine_args(value: Any) -> dict[str, Any]:
         raise RequestRefusedError(f"The engine can't be set up so:\n{error}") from None
 
 
+def read_table(value: Any) -> Table | None:
+    """Read ``table`` as an argument; None and an empty text are none. Whether a job can have it, ``validate`` says.
+
+    Raises:
+        RequestRefusedError: It breaks its schema; the message has a line for each fault.
+    """
+    from airflow_llmengine.spec.table import parse_table
+    from airflow_llmengine.spec.validation import RequestInvalidError
+
+    try:
+        return parse_table(value)
+    except RequestInvalidError as error:
+        raise RequestRefusedError(f"The table can't be used so:\n{error}") from None
+
+
 def _handle(job: JobHandle | Mapping[str, Any] | str) -> JobHandle | str:
     from airflow_llmengine.spec.job_state import JobHandle
 
@@ -373,6 +399,7 @@ def progress_of(status: JobStatus) -> JobProgress:
             records_failed=manifest.failed,
             failures=dict(manifest.failures),
             records_truncated=manifest.truncated,
+            records_skipped=manifest.skipped,
             records_repeated=manifest.repeated,
             records_cached=manifest.cached,
             prompt_tokens=manifest.prompt_tokens,
@@ -390,6 +417,7 @@ def progress_of(status: JobStatus) -> JobProgress:
         records_failed=sum(beat.records_failed for beat in beats),
         failures=failures,
         records_truncated=sum(beat.records_truncated for beat in beats),
+        records_skipped=sum(beat.records_skipped for beat in beats),
         records_repeated=sum(beat.records_repeated for beat in beats),
         records_cached=sum(beat.records_cached for beat in beats),
         prompt_tokens=sum(beat.prompt_tokens for beat in beats),

@@ -33,6 +33,8 @@ class WorkerAttempt:
     """Further arguments of the engine."""
     cache_path: str | None = None
     """Where answers are kept for later runs."""
+    table: str | None = None
+    """How rows become records, and results columns, as the worker is told of it: JSON text, or where that is."""
 
     def arguments(self, source: str, *, grace_seconds: int) -> list[str]:
         """The worker's command line, from its command on.
@@ -60,10 +62,12 @@ class WorkerAttempt:
                 arguments.append(f"--cache-path={self.cache_path}")
         if self.max_error_rate is not None:
             arguments.append(f"--max-error-rate={self.max_error_rate!r}")
-        return arguments + self._engine_arguments()
+        return arguments + self._job_arguments()
 
-    def _engine_arguments(self) -> list[str]:
-        return [f"--engine-args={json.dumps(self.engine_args)}"] if self.engine_args else []
+    def _job_arguments(self) -> list[str]:
+        """What all workers of the job are told beside the request."""
+        engine = [f"--engine-args={json.dumps(self.engine_args)}"] if self.engine_args else []
+        return engine if self.table is None else [*engine, f"--table={self.table}"]
 
     def follower_arguments(self, source: str, *, node: int, leader: str, grace_seconds: int) -> list[str]:
         """The command line of a further node of the replica.
@@ -81,7 +85,7 @@ class WorkerAttempt:
             f"--leader={leader}",
             f"--grace-seconds={grace_seconds}",
             "--log-format=json",
-            *self._engine_arguments(),
+            *self._job_arguments(),
         ]
 
     def encode(self) -> dict[str, Any]:
@@ -97,6 +101,7 @@ class WorkerAttempt:
             "launched_by": self.launched_by,
             "engine_args": dict(self.engine_args),
             "cache_path": self.cache_path,
+            "table": self.table,
         }
 
     @classmethod

@@ -47,6 +47,8 @@ def progress_line(status: JobStatus, attempt: WorkerAttempt) -> str:
         parts.append(f"{progress.records_failed} failed")
     if progress.records_truncated:
         parts.append(f"{progress.records_truncated} truncated by max_tokens")
+    if progress.records_skipped:
+        parts.append(f"{progress.records_skipped} skipped")
     if progress.records_repeated:
         parts.append(f"{progress.records_repeated} repeated")
     if progress.records_cached:

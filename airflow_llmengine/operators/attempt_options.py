@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.hooks.llmengine import read_engine_args
+from airflow_llmengine.hooks.llmengine import read_engine_args, read_table
 
 if TYPE_CHECKING:
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.spec.table import Table
     from airflow_llmengine.storage.launch import IfDone
 
 # The same words as storage's, which is too heavy to import where DAGs are parsed.
@@ -27,10 +28,11 @@ class TaskOptions:
     max_error_rate: float | None
     engine_args: dict[str, Any]
     cache_path: str | None
+    table: Table | None
 
     @classmethod
     def parse(
-        cls, *, if_done: Any, overwrite: Any, max_error_rate: Any, engine_args: Any, cache_path: Any
+        cls, *, if_done: Any, overwrite: Any, max_error_rate: Any, engine_args: Any, cache_path: Any, table: Any
     ) -> TaskOptions:
         """Read the arguments.
 
@@ -43,6 +45,7 @@ class TaskOptions:
             parse_max_error_rate(max_error_rate),
             read_engine_args(engine_args),
             parse_cache_path(cache_path),
+            read_table(table),
         )
 
 

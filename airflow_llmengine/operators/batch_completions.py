@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 
 from airflow_llmengine.exceptions import LaunchForbiddenError, RequestRefusedError
-from airflow_llmengine.hooks.job_summary import accepted_summary, launched_summary
+from airflow_llmengine.hooks.job_summary import launched_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.operators.job_result import JobResultMixin
 from airflow_llmengine.operators.launching import launch, series_of
 from airflow_llmengine.operators.request_arguments import has_template, pool_slots
-from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+    from airflow_llmengine.operators.attempt_options import TaskOptions
     from airflow_llmengine.operators.mapping import VerbatimPartial
     from airflow_llmengine.operators.worker_pod import WorkerEnd
-    from airflow_llmengine.spec.manifest import Manifest
+    from airflow_llmengine.spec.hardware.inference import Model
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.launch import Launch
 
 
-class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
+class LLMEngineBatchCompletionsMixin(JobResultMixin):
     """Runs a batch completion job, in front of a pod operator.
 
     To run with another pod operator than KubernetesPodOperator, put this in front of it, as
@@ -33,9 +35,10 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         class GkeBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, GKEStartPodOperator): ...
 
     The task succeeds when a valid manifest of this very job stands beside the output, and never otherwise. Its XCom is
-    ``output_data_path``, ``manifest_path``, ``records``, ``succeeded``, ``truncated``, ``failed``, ``failures``
-    (by type), ``repeated``, ``cached``, ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job`` (the job
-    handle), each also under its own key, so that ``task.output["output_data_path"]`` is the path. It never holds data.
+    ``output_data_path``, ``manifest_path``, ``records``, ``succeeded``, ``truncated``, ``skipped``, ``failed``,
+    ``failures`` (by type), ``repeated``, ``cached``, ``prompt_tokens``, ``completion_tokens``, ``model`` and ``job``
+    (the job handle), each also under its own key, so that ``task.output["output_data_path"]`` is the path. It never
+    holds data.
 
     It is one replica: for ``data_parallelism`` there is ``LLMEngineBatchCompletionsTaskGroup``.
 
@@ -55,6 +58,11 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
     def __init__(self, *, wait_for_completion: bool = True, **kwargs: Any) -> None:
         super().__init__(**{**pool_slots(kwargs, kwargs), **kwargs})
         self.wait_for_completion = wait_for_completion
+        if not wait_for_completion and self.outlets:
+            raise RequestRefusedError(
+                "outlets don't go with wait_for_completion=False: this task succeeds before there is an output. Give "
+                "them to the sensor that waits for the job."
+            )
 
     def execute(self, context: Context) -> dict[str, Any] | None:
         """Run the job, or find that it is done, and give its summary.
@@ -63,6 +71,7 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+        from airflow_llmengine.operators.staging import told_table
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
@@ -72,16 +81,14 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         owner, series = f"{ti.dag_id}/{ti.task_id}", series_of(ti)
         self._end_leftovers(hook.output_url(request), 0, series)
         try:
-            launched, request, self._model = launch(
-                hook, request, owner=owner, series=series, options=options, log=self.log
-            )
+            launched, request, self._model = self._launch(hook, request, owner=owner, series=series, options=options)
         except (LaunchForbiddenError, RequestRefusedError):
             # A pod that waits for a node does not end at the deadline.
             self._tidy_pods(context)
             raise
         if launched.manifest is not None:
             self._tidy_pods(context)
-            return self._succeed(launched.manifest, options.max_error_rate)
+            return self._succeed(context, launched.manifest, options.max_error_rate)
         attempt = WorkerAttempt(
             handle=launched.handle,
             owner=owner,
@@ -89,19 +96,33 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
             deadline=launched.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), launched.handle, options.table),
             cache_path=options.cache_path,
         )
         if not self.wait_for_completion:
             self._start_pod(context, hook, attempt, request)
             self._refuse_if_ended()
             return launched_summary(attempt.handle)
-        return self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+        return self._conclude(context, hook, attempt, self._run_worker(context, hook, attempt, request))
 
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> dict[str, Any]:
+    def _launch(
+        self,
+        hook: LLMEngineHook,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        owner: str,
+        series: str,
+        options: TaskOptions,
+    ) -> tuple[Launch, CreateBatchCompletionsV1Request, Model | None]:
+        return launch(hook, request, owner=owner, series=series, options=options, log=self.log)
+
+    def _conclude(
+        self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd
+    ) -> dict[str, Any]:
         # What stands on storage counts, not what the worker says.
         manifest = hook.read_manifest(attempt.handle)
         if manifest is not None:
-            return self._succeed(manifest, attempt.max_error_rate)
+            return self._succeed(context, manifest, attempt.max_error_rate)
         self._refuse_if_ended()
         raise end.failure(
             attempt, hook.get(attempt.handle.path), series=attempt.series, launched_by=attempt.launched_by
@@ -123,10 +144,6 @@ class LLMEngineBatchCompletionsMixin(WorkerTaskMixin):
         checked = super()._checked_request(hook)
         _refuse_replicas(checked.data_parallelism)
         return checked
-
-    def _succeed(self, manifest: Manifest, max_error_rate: float | None) -> dict[str, Any]:
-        self._refuse_if_ended()
-        return accepted_summary(manifest, max_error_rate)
 
 
 class LLMEngineBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, KubernetesPodOperator):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from airflow_llmengine.exceptions import KEPT, RequestRefusedError, TaskKilledError
-from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.hooks.llmengine import LLMEngineHook, read_table
 from airflow_llmengine.operators.attempt_options import TaskOptions, parse_cache_path
 from airflow_llmengine.operators.mapping import VerbatimPartial, gather
 from airflow_llmengine.operators.request_arguments import (
@@ -20,6 +20,7 @@ from airflow_llmengine.operators.request_arguments import (
     refuse_misspelt,
     unwrap,
 )
+from airflow_llmengine.operators.table_argument import protect_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,6 +49,10 @@ class BatchTaskMixin(BaseOperator):
             object of JSON values, or its JSON text. They are no secrets: they are on the worker's command line.
         cache_path: A folder in which answers are kept for later runs, and looked for before an engine is loaded; by
             default none. Reached like the other paths.
+        table: The input is a table, and so is the output: how rows become records, and results columns. An object, or
+            its JSON text. ``prompt`` and ``messages`` in it are Jinja over the columns of a row, and no templates of
+            Airflow's; nor is ``output_schema``, which may be a pydantic model. Like ``engine_args`` no place for
+            secrets.
         input_data_path: As the contract has it, like all that follow.
         output_data_path: Where the result stands when the task has succeeded, and never before.
         content: Prompts and sampling parameters in the DAG itself. Up to 64 KiB go along with the request, more is
@@ -75,6 +80,9 @@ class BatchTaskMixin(BaseOperator):
         RequestRefusedError: The request can't be run; when the DAG is parsed.
     """
 
+    _request_is_whole: ClassVar[bool] = True
+    """Whether nothing comes to the request when the task runs."""
+
     template_fields: Sequence[str] = (
         "request",
         "llmengine_conn_id",
@@ -83,8 +91,9 @@ class BatchTaskMixin(BaseOperator):
         "max_error_rate",
         "engine_args",
         "cache_path",
+        "table",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json", "engine_args": "json"}
+    template_fields_renderers: ClassVar[dict[str, str]] = {"request": "json", "engine_args": "json", "table": "json"}
     # Paths end in .json: they are never the names of template files.
     template_ext: Sequence[str] = ()
     ui_color = "#e8f0e4"
@@ -115,6 +124,7 @@ class BatchTaskMixin(BaseOperator):
         max_error_rate: float | str | None = None,
         engine_args: Mapping[str, Any] | str | XComArg | None = None,
         cache_path: str | XComArg | None = None,
+        table: Mapping[str, Any] | str | XComArg | None = None,
         input_data_path: str | XComArg | None = None,
         output_data_path: str | XComArg | None = None,
         content: Mapping[str, Any] | XComArg | None = None,
@@ -163,6 +173,9 @@ class BatchTaskMixin(BaseOperator):
         self.max_error_rate = max_error_rate
         self.engine_args = engine_args
         self.cache_path = cache_path
+        self.table = protect_table(table)
+        if isinstance(self.table, Mapping):
+            self._originals.append((self.table, table))
         self._ended_by_airflow = False
         self._refuse_early()
 
@@ -178,7 +191,9 @@ class BatchTaskMixin(BaseOperator):
         if seen_oids and any(copy is content and id(original) in seen_oids for copy, original in self._originals):
             return content
         rendered = super().render_template(content, context, jinja_env, seen_oids)
-        # A request that an XCom brought holds the user's text, too.
+        # What an XCom brought holds the user's text, too.
+        if content is self.table:
+            return protect_table(rendered) if isinstance(rendered, Mapping) else rendered
         return protect(rendered) if content is self.request and isinstance(rendered, Mapping) else rendered
 
     def on_kill(self) -> None:
@@ -188,7 +203,9 @@ class BatchTaskMixin(BaseOperator):
 
     def _refuse_early(self) -> None:
         if isinstance(self.request, Mapping):
-            refuse_early(self.request)
+            refuse_early(self.request, self.table, is_whole=self._request_is_whole)
+        elif self.table is not None:
+            refuse_early({}, self.table, is_whole=False)
         # A stand-in for what is only known later.
         TaskOptions.parse(
             if_done="reuse" if has_template(self.if_done) else self.if_done,
@@ -196,6 +213,8 @@ class BatchTaskMixin(BaseOperator):
             max_error_rate=None if has_template(self.max_error_rate) else self.max_error_rate,
             engine_args=None if has_template(self.engine_args) else placeholders(self.engine_args),
             cache_path=None if has_template(self.cache_path) else self.cache_path,
+            # Told of with the request.
+            table=None,
         )
 
     def _options(self) -> TaskOptions:
@@ -205,6 +224,7 @@ class BatchTaskMixin(BaseOperator):
             max_error_rate=self.max_error_rate,
             engine_args=self.engine_args,
             cache_path=self.cache_path,
+            table=unwrap(self.table),
         )
 
     def _checked_request(self, hook: LLMEngineHook) -> CreateBatchCompletionsV1Request:
@@ -213,7 +233,7 @@ class BatchTaskMixin(BaseOperator):
             raise RequestRefusedError(f"The request must be an object, and is a {type(request).__name__}.")
         from airflow_llmengine.spec.replica_nodes import nodes_of
 
-        checked = hook.validate(request)
+        checked = hook.validate(request, read_table(unwrap(self.table)))
         parse_cache_path(self.cache_path, checked)
         if hook.settings.launcher == "local" and nodes_of(checked) > 1:
             raise RequestRefusedError(

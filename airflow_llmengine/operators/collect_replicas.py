@@ -18,9 +18,9 @@ from airflow_llmengine.exceptions import (
     JobInterruptedError,
     JobNotLaunchedError,
 )
-from airflow_llmengine.hooks.job_summary import accepted_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+from airflow_llmengine.operators.job_result import JobResultMixin
 from airflow_llmengine.operators.replica_launch import (
     FAILURE_KEY,
     LAUNCH_KEY,
@@ -32,7 +32,6 @@ from airflow_llmengine.operators.replica_launch import (
     refuse_ended,
     refuse_superseded,
 )
-from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 
 if TYPE_CHECKING:
     import jinja2
@@ -49,7 +48,7 @@ TOLD_REPLICAS = 3
 """Of how many failed replicas the message says why."""
 
 
-class LLMEngineCollectMixin(WorkerTaskMixin):
+class LLMEngineCollectMixin(JobResultMixin):
     """Puts together what the replicas of a job did. It runs when all of them have ended, however they did.
 
     It succeeds when a valid manifest of the job that was planned stands beside the output, and never otherwise. Its
@@ -96,6 +95,8 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
         Raises:
             LLMEngineError: The job did not succeed; see ``airflow_llmengine.exceptions``.
         """
+        from airflow_llmengine.operators.staging import told_table
+
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
         self._prepare(hook)
@@ -106,8 +107,7 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
         manifest = hook.read_manifest(handle)
         if manifest is not None:
             self._tidy_pods(context)
-            self._refuse_if_ended()
-            return accepted_summary(manifest, options.max_error_rate)
+            return self._succeed(context, manifest, options.max_error_rate)
         self._reasons = self._reasons_of(context["ti"])
         request = joined_request(hook, self._checked_request(hook), handle, self.plan_task_id)
         status = hook.get(handle.path)
@@ -121,12 +121,13 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
             deadline=max(deadline, time.time() + COLLECT_SECONDS),
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), handle, options.table),
             replica=None,
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,
         )
         self._end_leftovers(handle.path, None, launch["series"])
-        return self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+        return self._conclude(context, hook, attempt, self._run_worker(context, hook, attempt, request))
 
     def trigger_reentry(self, context: Context, event: dict[str, Any], attempt: Mapping[str, Any] | None = None) -> Any:
         """Go on when the trigger has fired; see ``WorkerPodMixin``."""
@@ -144,14 +145,16 @@ class LLMEngineCollectMixin(WorkerTaskMixin):
             self._tidy_pods(context)
             raise type(error)(f"{self._told(status)} {error}") from None
 
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> dict[str, Any]:
+    def _conclude(
+        self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd
+    ) -> dict[str, Any]:
         manifest = hook.read_manifest(attempt.handle)
         self._refuse_if_ended()
         if manifest is None:
             raise self._failure(end, attempt, hook.get(attempt.handle.path))
         for reason in self._reasons:
             self.log.warning("%s Others did its work.", reason)
-        return accepted_summary(manifest, attempt.max_error_rate)
+        return self._succeed(context, manifest, attempt.max_error_rate)
 
     def _failure(self, end: WorkerEnd, attempt: WorkerAttempt, status: JobStatus) -> LLMEngineError:
         if is_complete(status):

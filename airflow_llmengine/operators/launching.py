@@ -72,6 +72,7 @@ def launch(
             if_done=options.if_done,
             overwrite=options.overwrite,
             engine_args=options.engine_args,
+            table=options.table,
             before_writing=work_out,
         )
     if launched.manifest is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, GatheredRequest, protect
+from airflow_llmengine.operators.table_argument import protect_table
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions._internal.expandinput import OperatorExpandArgument, OperatorExpandKwargsArgument
@@ -51,6 +52,8 @@ def gather(arguments: dict[str, Any]) -> dict[str, Any]:
     template field, and ``request`` is.
     """
     fields = {name: arguments.pop(name) for name in REQUEST_FIELDS if name in arguments}
+    if "table" in arguments:
+        arguments["table"] = protect_table(arguments["table"])
     if "request" in arguments:
         if fields:
             raise TypeError(f"request and {', '.join(fields)} were both given: give the one or the others")
@@ -71,4 +74,6 @@ def _protect_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     protected = protect(arguments)
     if isinstance(protected.get("request"), Mapping):
         protected["request"] = protect(protected["request"])
+    if "table" in protected:
+        protected["table"] = protect_table(protected["table"])
     return protected

@@ -43,10 +43,29 @@ REQUEST_FIELDS = (
 )
 """The contract's fields, in the order in which a person reads them."""
 
-TASK_ARGUMENTS = ("request", "llmengine_conn_id", "if_done", "overwrite", "max_error_rate", "engine_args", "cache_path")
+TASK_ARGUMENTS = (
+    "request",
+    "llmengine_conn_id",
+    "if_done",
+    "overwrite",
+    "max_error_rate",
+    "engine_args",
+    "cache_path",
+    "table",
+)
 """What a task says about its attempts, beside the fields."""
 
-_JINJA = ("{{", "{%", "{#")
+TEMPLATE_MARKS = ("{{", "{%", "{#")
+
+_STAND_INS: Mapping[str, Any] = {
+    "input_data_path": "input.jsonl",
+    "output_data_path": "output.jsonl",
+    "model_config": {"model": "model"},
+}
+"""For fields that a request must have, where it comes later."""
+
+_STAND_IN_TABLE: Mapping[str, Any] = {"prompt": "text", "parameters": {"max_tokens": 1}, "output_format": "jsonl"}
+"""For a table of which nothing is known yet but that there is one."""
 
 
 class Verbatim(ResolveMixin):
@@ -156,7 +175,7 @@ def _number(value: Any) -> int | None:
 
 def has_template(value: Any) -> bool:
     """Whether a leaf is only known when the task runs."""
-    return isinstance(value, ResolveMixin) or (isinstance(value, str) and any(mark in value for mark in _JINJA))
+    return isinstance(value, ResolveMixin) or (isinstance(value, str) and any(mark in value for mark in TEMPLATE_MARKS))
 
 
 def protect(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,26 +203,43 @@ def unwrap(value: Any) -> Any:
     return value
 
 
-def refuse_early(request: Mapping[str, Any]) -> None:
+def refuse_early(request: Mapping[str, Any], table: Any = None, *, is_whole: bool = True) -> None:
     """Check a request when the DAG is parsed, as far as it is known by then.
 
     What is a template or an XComArg is only known when the task runs, and is checked there with all the rest.
+
+    Args:
+        request: The request.
+        table: The argument, if the job has a table.
+        is_whole: Whether nothing comes to the request when the task runs.
 
     Raises:
         RequestRefusedError: What is known already can't be run.
     """
     from airflow_llmengine.spec.check import check
+    from airflow_llmengine.spec.table import parse_table
     from airflow_llmengine.spec.validation import RequestInvalidError, parse_request
 
-    later = set(_known_later(request, ""))
-    if "" in later:
-        return
-    known = placeholders(unwrap(request))
+    later = {*_known_later(request, ""), *_known_later(table, "table")}
+    if not is_whole:
+        given = {*request, "input_data_path"} if "content" in request else set(request)
+        missing = _STAND_INS.keys() - given
+        request = {**request, **{name: _STAND_INS[name] for name in missing}}
+        later.update(missing)
+    refusals: list[Refusal] = []
+    known_table = None
+    if table is not None:
+        try:
+            known_table = parse_table(_STAND_IN_TABLE if "table" in later else placeholders(unwrap(table)))
+        except RequestInvalidError as error:
+            refusals += [refusal for refusal in error.refusals if not _concerns(refusal, later)]
+            known_table = parse_table(_STAND_IN_TABLE)
+            later.add("table")
     try:
-        refusals = check(parse_request(known))
+        found = check(parse_request(placeholders(unwrap(request))), known_table)
     except RequestInvalidError as error:
-        refusals = error.refusals
-    refusals = [refusal for refusal in refusals if not _concerns(refusal, later)]
+        found = error.refusals
+    refusals += [refusal for refusal in found if not _concerns(refusal, later)]
     if refusals:
         raise RequestRefusedError("The request can't be run:\n" + "\n".join(map(str, refusals)))
 
@@ -250,8 +286,10 @@ def placeholders(value: Any) -> Any:
 def _concerns(refusal: Refusal, later: set[str]) -> bool:
     """Whether a refusal is about a value that is not known yet: the very one, or one inside or around it."""
     path = refusal.path
+    if not path:
+        # About the records that would be made of a table's rows for the model.
+        return any(other.startswith(("table", "model_config")) for other in later)
     return any(
         path == other or path.startswith((f"{other}.", f"{other}[")) or other.startswith((f"{path}.", f"{path}["))
         for other in later
-        if path
     )

@@ -65,6 +65,7 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
 
     def _run(self, context: Context) -> None:
         from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+        from airflow_llmengine.operators.staging import told_table
 
         hook = LLMEngineHook(self.llmengine_conn_id)
         options = self._options()
@@ -96,19 +97,20 @@ class LLMEngineReplicaMixin(WorkerTaskMixin):
             deadline=launch["deadline"] if status.job is None else status.job.deadline,
             max_error_rate=options.max_error_rate,
             engine_args=options.engine_args,
+            table=told_table(hook.storage(), handle, options.table),
             cache_path=options.cache_path,
             replica=launch["replica"],
             replicas=launch["replicas"],
             launched_by=self.plan_task_id,
         )
-        self._conclude(hook, attempt, self._run_worker(context, hook, attempt, request))
+        self._conclude(context, hook, attempt, self._run_worker(context, hook, attempt, request))
 
     def _leave(self, context: Context, replica: int) -> None:
         self.log.info("The job is done already; nothing is left to do for replica %d.", replica)
         self._tidy_pods(context)
         self._refuse_if_ended()
 
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> None:
+    def _conclude(self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> None:
         self._refuse_if_ended()
         # The worker's word is that its share is done; that the job is, is for collect to prove.
         if not end.done:

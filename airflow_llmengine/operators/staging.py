@@ -1,4 +1,4 @@
-"""Large ``content`` goes to storage, and the worker reads it from there like any input file."""
+"""What goes to storage, for the worker to read from there: large ``content``, rows, a large table or request."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from airflow_llmengine.hooks.llmengine import storage_errors
 if TYPE_CHECKING:
     from airflow_llmengine.spec.job_state import JobHandle
     from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.spec.table import Table
     from airflow_llmengine.storage.filesystem import Location, Storage
 
 FOLDER = "inputs"
 """Below the job directory. One file, named by the hash of its content, so that a retry and a clear find the same."""
 
-_STAGED_NAME = re.compile(r"[0-9a-f]{64}\.json")
+INLINE_TABLE_BYTES = 32_768
+"""A larger table is no argument of a command: Linux takes 128 KiB for each, and etcd keeps those of every pod."""
+
+_STAGED_NAME = re.compile(r"[0-9a-f]{64}\.jsonl?")
 
 
 def encode_request(request: CreateBatchCompletionsV1Request) -> bytes:
@@ -50,17 +54,43 @@ def staged_content(
         yield request
         return
     place, encoded = staged
+    with staged_input(storage, request.output_data_path, place, encoded):
+        yield _reading(request, place)
+
+
+def place_of_input(storage: Storage, output_data_path: str, encoded: bytes, ending: str) -> Location:
+    """Where an input is put that comes with the task, beside the output.
+
+    Args:
+        storage: Where the output is.
+        output_data_path: The output.
+        encoded: The input's content, by which it is named.
+        ending: The ending of its name, which says its format.
+    """
+    return _folder(storage, output_data_path).child(f"{hashlib.sha256(encoded).hexdigest()}{ending}")
+
+
+@contextlib.contextmanager
+def staged_input(storage: Storage, output_data_path: str, place: Location, encoded: bytes) -> Iterator[None]:
+    """Put an input where ``place_of_input`` says.
+
+    Inside, a job is launched with it. If that fails, what was put there is taken back; if it succeeds, what earlier
+    jobs of the same output put there is deleted.
+
+    Raises:
+        StorageFailedError: It can't be put there.
+    """
     with storage_errors():
         created = place.create(encoded)
     try:
-        yield _reading(request, place)
+        yield
     except BaseException:
         if created:
             with storage_errors():
                 place.delete()
         raise
     with storage_errors():
-        folder = _folder(storage, request)
+        folder = _folder(storage, output_data_path)
         for entry in folder.list():
             # Nothing but what was staged: somebody may have put other files there, or a link to a folder of others.
             if _STAGED_NAME.fullmatch(entry.name) and folder.child(entry.name).url != place.url:
@@ -97,6 +127,25 @@ def has_signature(request: CreateBatchCompletionsV1Request) -> bool:
     return any(path is not None and redact(path) != path for path in paths)
 
 
+def told_table(storage: Storage, handle: JobHandle, table: Table | None) -> str | None:
+    """What a worker is told of a table: its JSON text, or where that is among the job's own files; None without one.
+
+    Args:
+        storage: Where the output is.
+        handle: The job.
+        table: The table.
+
+    Raises:
+        StorageFailedError: It can't be put there.
+    """
+    if table is None:
+        return None
+    encoded = json.dumps(table.given())
+    if len(encoded) <= INLINE_TABLE_BYTES:
+        return encoded
+    return _among_own_files(storage, handle, "tables", encoded.encode())
+
+
 def staged_request(storage: Storage, handle: JobHandle, encoded: bytes) -> str:
     """Put a request among the job's own files, and give its URL. It goes with them.
 
@@ -108,11 +157,15 @@ def staged_request(storage: Storage, handle: JobHandle, encoded: bytes) -> str:
     Raises:
         StorageFailedError: It can't be put there.
     """
+    return _among_own_files(storage, handle, "requests", encoded)
+
+
+def _among_own_files(storage: Storage, handle: JobHandle, folder: str, encoded: bytes) -> str:
     from airflow_llmengine.storage.job_directory import JobDirectory
 
     with storage_errors():
         scratch = JobDirectory(storage, handle.path).scratch(handle)
-        place = scratch.root.child(f"requests/{hashlib.sha256(encoded).hexdigest()}.json")
+        place = scratch.root.child(f"{folder}/{hashlib.sha256(encoded).hexdigest()}.json")
         place.create(encoded)
         return place.url
 
@@ -123,14 +176,14 @@ def _staged(storage: Storage, request: CreateBatchCompletionsV1Request, limit: i
     encoded = b"" if content is None else json.dumps(content).encode()
     if len(encoded) <= limit:
         return None
-    return _folder(storage, request).child(f"{hashlib.sha256(encoded).hexdigest()}.json"), encoded
+    return place_of_input(storage, request.output_data_path, encoded, ".json"), encoded
 
 
-def _folder(storage: Storage, request: CreateBatchCompletionsV1Request) -> Location:
+def _folder(storage: Storage, output_data_path: str) -> Location:
     from airflow_llmengine.storage.job_directory import JobDirectory
 
     with storage_errors():
-        return JobDirectory(storage, request.output_data_path).root.child(FOLDER)
+        return JobDirectory(storage, output_data_path).root.child(FOLDER)
 
 
 def _reading(request: CreateBatchCompletionsV1Request, place: Location) -> CreateBatchCompletionsV1Request:

@@ -78,6 +78,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         max_error_rate: Failed records, as a share of all, above which the job fails.
         engine_args: Further arguments of vLLM.
         cache_path: A folder in which answers are kept for later runs.
+        table: The input is a table, and so is the output: how rows become records, and results columns.
         kwargs: The request's fields; what ``TaskGroup`` takes; ``retries`` and its delays, for all three tasks;
             ``trigger_rule`` for ``plan``; ``outlets``, ``do_xcom_push`` and ``multiple_outputs`` for ``collect``; and
             whatever else the replicas' operator takes, such as ``pool``, ``execution_timeout`` or the pod's options,
@@ -107,6 +108,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
         max_error_rate: float | str | None = None,
         engine_args: Mapping[str, Any] | str | XComArg | None = None,
         cache_path: str | XComArg | None = None,
+        table: Mapping[str, Any] | str | XComArg | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(group_id, **_taken(kwargs, _OF_GROUP))
@@ -121,6 +123,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
                 max_error_rate=max_error_rate,
                 engine_args=engine_args,
                 cache_path=cache_path,
+                table=table,
             ),
             **_given(**_taken(kwargs, REQUEST_FIELDS)),
             **_taken(kwargs, _OF_ALL_TASKS),
@@ -133,6 +136,8 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
             group=str(self.group_id),
             do_xcom_push=True,
             multiple_outputs=False,
+            # Also those of default_args are for the task that has the output.
+            outlets=[],
             **_given(if_done=if_done, overwrite=overwrite),
             **_taken(kwargs, _OF_PLAN),
             **shared,
@@ -147,6 +152,7 @@ class LLMEngineBatchCompletionsTaskGroup(TaskGroup):
                 "trigger_rule": "all_success",
                 "do_xcom_push": False,
                 "multiple_outputs": False,
+                "outlets": [],
             }
         ).expand(launch=plan.output)
         collect = self.collect_operator(

@@ -99,7 +99,7 @@ class WorkerPodMixin(FollowerPodsMixin):
         return {name: value for name, value in DEFAULTS.items() if name in known}
 
     @abstractmethod
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> Any:
+    def _conclude(self, context: Context, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> Any:
         """The task's result, by what stands on storage; raises if there is none."""
 
     def trigger_reentry(self, context: Context, event: dict[str, Any], attempt: Mapping[str, Any] | None = None) -> Any:
@@ -127,7 +127,7 @@ class WorkerPodMixin(FollowerPodsMixin):
         if event["status"] == "success" and self.pod is None:
             # It was seen to succeed, and something has deleted it since.
             end = PodEnd.succeeded()
-        return self._conclude(hook, self._attempt, end)
+        return self._conclude(context, hook, self._attempt, end)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on after a deferral. Without a trigger's event nobody watches the pod: it is brought to an end."""

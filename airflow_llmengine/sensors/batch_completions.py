@@ -26,6 +26,7 @@ from airflow_llmengine.exceptions import (
     ResultMissingError,
     TaskKilledError,
 )
+from airflow_llmengine.hooks.asset_events import fill_asset_events
 from airflow_llmengine.hooks.job_decision import OnTimeout
 from airflow_llmengine.hooks.job_summary import accepted_summary
 from airflow_llmengine.hooks.job_watch import JobWatch, Look, Memory, done_of, job_of, moment, seconds_of, terms_of
@@ -36,6 +37,8 @@ from airflow_llmengine.operators.request_arguments import has_template
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
+
+    from airflow_llmengine.spec.manifest import Manifest
 
 TRIGGER = "airflow_llmengine.triggers.batch_completions.LLMEngineBatchCompletionsTrigger"
 
@@ -153,6 +156,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         self._hook: LLMEngineHook | None = None
         self._ended_by_airflow = False
         self._told: str | None = None
+        self._manifest: Manifest | None = None
         self._refuse_early()
         if start_from_trigger:
             self.start_trigger_args = self._start_trigger_args()
@@ -224,6 +228,8 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
             summary = self._conclude(self._hook, watch, look)
         # It may have come while the output was compared with its manifest.
         self._refuse_if_ended()
+        if self._manifest is not None:
+            fill_asset_events(context, self.outlets, self._manifest)
         return summary
 
     def _refuse_if_ended(self) -> None:
@@ -269,6 +275,7 @@ class LLMEngineBatchCompletionsSensor(BaseSensorOperator):
         handle = cast("Any", look.status).handle
         manifest = hook.read_manifest(handle)
         if manifest is not None:
+            self._manifest = manifest
             return accepted_summary(manifest, parse_max_error_rate(self.max_error_rate))
         if hook.glance(handle).state != "done":
             # It is being replaced just now.
@@ -414,6 +421,11 @@ def _for_triggerer(name: str, value: Any) -> Any:
             "tasks' outputs: give the output of one task that is not mapped, or set deferrable=True instead."
         )
     leaves = value.values() if isinstance(value, Mapping) else (value,)
+    if any(isinstance(leaf, str) and "macros.llmengine" in leaf for leaf in leaves):
+        raise RequestRefusedError(
+            f"start_from_trigger does not go with macros.llmengine in {name}: Airflow's triggerer knows no macros of "
+            "plugins. Give the launching task's job, or set deferrable=True instead."
+        )
     if any(isinstance(leaf, str) and "xcom_pull(" in leaf and "map_indexes" not in leaf for leaf in leaves):
         raise RequestRefusedError(
             f"start_from_trigger does not go with xcom_pull() without map_indexes in {name}, which Airflow's triggerer "

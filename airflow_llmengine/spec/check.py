@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_llmengine.spec.check_model import model_refusals
 from airflow_llmengine.spec.check_paths import path_refusals
+from airflow_llmengine.spec.check_table import table_refusals
 from airflow_llmengine.spec.check_tool import tool_refusals
 from airflow_llmengine.spec.kubernetes_syntax import (
     LARGEST_QUANTITY,
@@ -25,6 +26,7 @@ from airflow_llmengine.spec.kubernetes_syntax import (
 )
 from airflow_llmengine.spec.replica_nodes import nodes_refusal
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_request
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN, exceeds_64_bits, path_step, shown_number
 from airflow_llmengine.spec.wire_model import WireModel
@@ -34,26 +36,29 @@ _SMALLEST_BYTES = Decimal(2**20)
 _QUANTITIES = ("cpus", "memory", "storage")
 
 
-def validate_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchCompletionsV1Request:
+def validate_request(
+    data: Mapping[str, Any] | str | bytes, table: Table | None = None
+) -> CreateBatchCompletionsV1Request:
     """Read a request and check all of it: schema first, then, if that is right, what goes beyond.
 
     Args:
         data: The request, or its JSON text.
+        table: How rows become its records, if it has a table.
 
     Raises:
         RequestInvalidError: With everything that is wrong.
     """
     request = parse_request(data)
-    refusals = check(request)
+    refusals = check(request, table)
     if refusals:
         raise RequestInvalidError(refusals)
     return request
 
 
-def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
-    """Say everything for which a request must not be launched, beyond its schema."""
+def check(request: CreateBatchCompletionsV1Request, table: Table | None = None) -> list[Refusal]:
+    """Say everything for which a request must not be launched, with its table if it has one, beyond its schema."""
     return [
-        *path_refusals(request),
+        *path_refusals(request, table),
         *_label_refusals("labels", request.labels),
         *_priority_refusals(request),
         *tool_refusals(request),
@@ -62,6 +67,7 @@ def check(request: CreateBatchCompletionsV1Request) -> list[Refusal]:
         *_size_refusals(request),
         *model_refusals(request),
         *_label_refusals("model_config.labels", request.model_cfg.labels),
+        *(() if table is None else table_refusals(table, request)),
     ]
 
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.spec.validation import Refusal
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.ASCII | re.DOTALL)
@@ -21,16 +22,17 @@ _READ_ONLY = frozenset({"http", "https", "ftp", "data"})
 _SAME_SCHEMES = {"file": "", "local": "", "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 
 
-def path_refusals(request: CreateBatchCompletionsV1Request) -> Iterator[Refusal]:
-    """Refuse what has not exactly one input, or an output that can't be one."""
+def path_refusals(request: CreateBatchCompletionsV1Request, table: Table | None = None) -> Iterator[Refusal]:
+    """Refuse what has not exactly one input, or an output that can't be one. A table may be a folder, with a slash."""
     source, target = request.input_data_path, request.output_data_path
     if request.content is not None and source is not None:
         yield Refusal("content", "content and input_data_path are both given", "give exactly one of the two")
     elif request.content is None and source is None:
-        yield Refusal("input_data_path", "neither input_data_path nor content is given", "give exactly one of the two")
+        remedy = "give exactly one of the two" if table is None else "give input_data_path, the table's files"
+        yield Refusal("input_data_path", "neither input_data_path nor content is given", remedy)
     faults = [
         *([] if source is None else url_refusals("input_data_path", source)),
-        *(url_refusals("output_data_path", target) or _output_refusals(target)),
+        *(url_refusals("output_data_path", target) or _output_refusals(target, may_be_folder=table is not None)),
     ]
     yield from faults
     if source is not None and not faults:
@@ -74,7 +76,9 @@ def checkpoint_refusals(field: str, url: str) -> Iterator[Refusal]:
         yield Refusal(field, "has a part . or .. in it, which an object store takes as a name", "leave it out")
 
 
-def _output_refusals(url: str) -> Iterator[Refusal]:
+def _output_refusals(url: str, *, may_be_folder: bool) -> Iterator[Refusal]:
+    if may_be_folder:
+        url = url.rstrip("/") or url
     match = _URL.fullmatch(url)
     scheme, rest = (match[1].lower(), match[2]) if match else ("", url)
     if scheme in _READ_ONLY:

@@ -22,7 +22,7 @@ def too_many_failures(failures: Mapping[str, int], records: int, max_error_rate:
 
     Args:
         failures: Failed records by error type.
-        records: All records.
+        records: All records but those that were skipped.
         max_error_rate: The greatest share of failed records, from 0 to 1; None: a job fails only when every record did.
     """
     failed = sum(failures.values())

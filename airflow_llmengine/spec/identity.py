@@ -14,6 +14,7 @@ from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1Request,
     CreateBatchCompletionsV1RequestContent,
 )
+from airflow_llmengine.spec.table import Table
 
 FINGERPRINT_LENGTH = 24
 """Hexadecimal digits of a fingerprint: 96 bits, short enough for a folder's name."""
@@ -60,19 +61,21 @@ def fingerprint(
     input_identity: str,
     engine: str,
     engine_args: Mapping[str, Any] | None = None,
+    table: Table | None = None,
 ) -> str:
     """Hash of everything that can change an answer.
 
     In it: the model and its settings that matter, ``engine_args`` but for those of speed alone, ``tool_config``, the
     result format, the engine's name, and the input's identity (which covers prompts and V1 sampling parameters). Not in
     it: labels, priority, hardware, replicas and deadline, so that a retry with twice the replicas or more time goes on
-    where the last one stopped.
+    where the last one stopped. Of a table all is in it, since all of it makes the output another one.
 
     Args:
         request: The job.
         input_identity: What names the input's content: see ``inline_identity`` and ``storage.inputs``.
         engine: Name of the engine that answers, for example ``vllm``.
         engine_args: Further arguments of the engine.
+        table: How rows become records, and results columns, if the job has a table.
     """
     matters: dict[str, Any] = {
         "engine": engine,
@@ -84,6 +87,10 @@ def fingerprint(
     further = matters_to_answers(engine_args or {})
     if further:
         matters["engine_args"] = further
+    if table is not None:
+        matters["table"] = _given(table.given(), table)
+        # Objects have no order here, and columns have one.
+        matters["table_columns"] = [name for _field, name in table.made_columns]
     return digest(matters)[:FINGERPRINT_LENGTH]
 
 
@@ -119,9 +126,9 @@ def _model_settings(model: CreateBatchCompletionsV1ModelConfig) -> dict[str, Any
 def _given(fields: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """The fields that say something: null means "not given", and a default that is spelled out changes nothing."""
     defaults = {
-        field.alias or name: field.default
+        field.alias or name: field.get_default(call_default_factory=True)
         for name, field in type(model).model_fields.items()
-        if field.default is not None and not field.is_required()
+        if not field.is_required()
     }
     return {
         name: value

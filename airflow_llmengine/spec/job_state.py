@@ -197,6 +197,8 @@ class Heartbeat(StateDocument):
     """Failed records of this attempt by error type."""
     records_truncated: int = 0
     """Records of this attempt whose structured output was cut by ``max_tokens``: neither failed nor a success."""
+    records_skipped: int = 0
+    """Rows of this attempt of which there was nothing to ask: neither failed nor a success."""
     records_repeated: int = 0
     """Records of this attempt that were answered by another record's answer of it."""
     records_cached: int = 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_llmengine.spec.hardware.gpus import GIB
 from airflow_llmengine.spec.hardware.inference import Hardware
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 
 DEFAULT_MAX_RUNTIME_SEC = 86400
 """The contract's default, also where ``max_runtime_sec`` is given as null."""
@@ -59,12 +61,24 @@ class Plan:
         ]
 
 
-def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = None) -> Plan:
+_FORMATS: Mapping[str | None, str] = {
+    "parquet": "Parquet",
+    "csv": "CSV",
+    "tsv": "TSV",
+    "arrow": "Arrow",
+    "jsonl": "JSON lines",
+}
+
+
+def plan(
+    request: CreateBatchCompletionsV1Request, hardware: Hardware | None = None, table: Table | None = None
+) -> Plan:
     """Say what a job asks for. Pure: nothing is read and nothing is written.
 
     Args:
         request: A checked request.
         hardware: What was worked out for its model; None: nothing was.
+        table: How rows become records, and results columns, if it has a table.
     """
     model = request.model_cfg
     return Plan(
@@ -76,7 +90,7 @@ def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = N
             else f"{len(request.content.prompts)} prompts in the request"
         ),
         output=request.output_data_path,
-        output_format="JSON lines" if request.output_data_path.endswith(".jsonl") else "one JSON array",
+        output_format=_output_format(request.output_data_path, table),
         replicas=request.data_parallelism or 1,
         nodes_per_replica=request.nodes_per_worker or 1,
         gpus_per_node=_gpus_per_node(request, hardware),
@@ -92,6 +106,13 @@ def plan(request: CreateBatchCompletionsV1Request, hardware: Hardware | None = N
 def max_runtime_sec(request: CreateBatchCompletionsV1Request) -> int:
     """The job's budget in seconds."""
     return DEFAULT_MAX_RUNTIME_SEC if request.max_runtime_sec is None else request.max_runtime_sec
+
+
+def _output_format(output: str, table: Table | None) -> str:
+    if table is None:
+        return "JSON lines" if output.endswith(".jsonl") else "one JSON array"
+    rows = f"a table as {_FORMATS.get(table.format_of_output(output), 'a file')}"
+    return f"{rows}, a file for each of the input's" if output.endswith("/") else rows
 
 
 def _gpus_per_node(request: CreateBatchCompletionsV1Request, hardware: Hardware | None) -> int | None:

@@ -20,6 +20,7 @@ class RecordErrorType(StrEnum):
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     MISSING_CHAT_TEMPLATE = "missing_chat_template"
     REJECTED_BY_ENGINE = "rejected_by_engine"
+    INVALID_OUTPUT = "invalid_output"
     ENGINE_CRASH = "engine_crash"
     TIMEOUT = "timeout"
     INTERNAL = "internal"

@@ -15,7 +15,7 @@ def truncation_warning(manifest: Manifest) -> str | None:
         return None
     none_whole = "" if manifest.succeeded else "No record has a whole answer: "
     return (
-        f"{none_whole}{manifest.truncated} of {manifest.records} records asked for structured output, and max_tokens "
+        f"{none_whole}{manifest.truncated} of {manifest.tried} records asked for structured output, and max_tokens "
         "cut it off (finish_reason length). What there is of it is kept; they count as truncated, not as succeeded. "
         "Raise max_tokens of those records."
     )

@@ -92,7 +92,7 @@ def parse_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchCompletio
         RequestInvalidError: With everything that is wrong.
     """
     if isinstance(data, str | bytes):
-        data = _parse_json(data)
+        data = parse_json(data, "the request")
     try:
         return CreateBatchCompletionsV1Request.model_validate(data)
     except ValidationError as error:
@@ -100,7 +100,16 @@ def parse_request(data: Mapping[str, Any] | str | bytes) -> CreateBatchCompletio
     raise RequestInvalidError(refusals)
 
 
-def _parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, what: str) -> Any:
+    """Parse a document that a person wrote.
+
+    Args:
+        text: Its JSON text.
+        what: What messages call it, for example ``the request``.
+
+    Raises:
+        RequestInvalidError: It is no JSON, or not UTF-8.
+    """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
@@ -111,13 +120,13 @@ def _parse_json(text: str | bytes) -> Any:
             object_pairs_hook=refuse_duplicates,
         )
     except UnicodeDecodeError as error:
-        reason = f"the request is not UTF-8 (byte {error.start})"
+        reason = f"{what} is not UTF-8 (byte {error.start})"
     except json.JSONDecodeError as error:
-        reason = f"the request is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
+        reason = f"{what} is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
     except RecursionError:
-        reason = "the request is nested too deeply"
+        reason = f"{what} is nested too deeply"
     except ValueError as error:
-        reason = f"the request is not JSON: {error}"
+        reason = f"{what} is not JSON: {error}"
     raise RequestInvalidError([Refusal("", reason)])
 
 

@@ -55,4 +55,6 @@ def _json_value(value: Any) -> Any:
         return value.given()
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, list) and value and isinstance(value[0], WireModel):
+        return [item.given() for item in value]
     return value

@@ -164,6 +164,10 @@ class Backend(ABC):
     def open_write(self, path: str) -> PendingWrite:
         """Begin a file that appears whole or not at all."""
 
+    def move(self, path: str, target: str) -> bool:
+        """Move a file at once to another place of the store, in the place of what was there; False where it can't."""
+        return False
+
     @abstractmethod
     def delete(self, path: str) -> None:
         """Delete the file; nothing happens if there is none."""
@@ -196,6 +200,10 @@ class Backend(ABC):
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
         """Delete what writers that died left of the file ``path``; gives how many."""
         return 0
+
+    def abort_writes(self, path: str) -> None:
+        """Give up all files below the folder that are still being written, where the store keeps track of them."""
+        return
 
 
 def prove_commits(backend: Backend, path: str) -> None:

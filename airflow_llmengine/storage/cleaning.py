@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from airflow_llmengine.spec.job_state import JobHandle
 from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.inputs import data_files
 from airflow_llmengine.storage.job_directory import JobDirectory
 
 
@@ -41,9 +42,11 @@ def abandoned_scratch(
 def delete_leftovers(storage: Storage, output_data_path: str, *, older_than_seconds: float) -> int:
     """Delete what killed writers of the output left beside it; gives how many.
 
-    These are temporary files, and uploads that were never completed.
+    These are temporary files, and uploads that were never completed; of an output that is a folder, for each file.
     """
-    return JobDirectory(storage, output_data_path).output.delete_leftovers(older_than_seconds)
+    output = JobDirectory(storage, output_data_path).output
+    places = [output, *(storage.location(entry.url) for entry in data_files(output))]
+    return sum(place.delete_leftovers(older_than_seconds) for place in places)
 
 
 def delete_scratch(storage: Storage, handle: JobHandle) -> None:

@@ -238,6 +238,16 @@ class Location:
         backend, path = self._backend()
         return backend.attempt("write", path, lambda: backend.open_write(path))
 
+    def move_to(self, target: Location) -> bool:
+        """Move the file at once to a place of the same store, whatever was there; False where the store can't do that.
+
+        The file must be durable already, as all are that a writer has closed. ``StorageNotFoundError`` if there is
+        none.
+        """
+        backend, path = self._backend()
+        other, target_path = self.storage.backend_of(target.url)
+        return other is backend and backend.attempt("move", path, lambda: backend.move(path, target_path))
+
     def delete(self) -> None:
         """Delete the file; nothing happens if there is none."""
         backend, path = self._backend()
@@ -296,6 +306,14 @@ class Location:
         """
         backend, path = self._backend()
         return backend.attempt("delete leftovers of", path, lambda: backend.delete_leftovers(path, older_than_seconds))
+
+    def abort_writes(self) -> None:
+        """Give up all files below this folder that are being written, or were by who died over it.
+
+        A store may keep, and charge for, what of them it has. Whoever still writes one gets an error.
+        """
+        backend, path = self._backend()
+        backend.attempt("give up what is being written below", path, lambda: backend.abort_writes(path))
 
     def _backend(self) -> tuple[Backend, str]:
         return self.storage.backend_of(self.url)

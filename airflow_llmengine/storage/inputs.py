@@ -41,7 +41,7 @@ def list_input(storage: Storage, url: str) -> list[FileEntry]:
         entry = location.info()
         if entry is not None:
             return [entry]
-    entries = _below(location)
+    entries = data_files(location)
     if not entries and _WILDCARD.search(parsed.path):
         entries = _matching(storage, location.url, wants_folder)
     if not entries:
@@ -71,12 +71,23 @@ def input_identity(storage: Storage, entries: Iterable[FileEntry]) -> str:
     return f"files:sha256:{digest.hexdigest()}"
 
 
-def _below(folder: Location) -> list[FileEntry]:
-    """The files below a folder, without those that are no data."""
+def data_files(folder: Location) -> list[FileEntry]:
+    """The files below a folder, at any depth and in no order, without those that are no data (see ``list_input``)."""
     entries = list(folder.walk())
-    urls = {entry.url for entry in entries}
+    urls = _with_folders((entry.url for entry in entries), folder.url_below)
     start = len(folder.url_below)
     return [entry for entry in entries if _is_data(entry.url[start:].split("/")) and not _is_manifest(entry.url, urls)]
+
+
+def _with_folders(urls: Iterable[str], root: str) -> set[str]:
+    """The URLs of files, and of the folders below ``root`` in which they are: an output may be either."""
+    files, folders = set(urls), set[str]()
+    for url in files:
+        folder = url.rpartition("/")[0]
+        while len(folder) > len(root) and folder not in folders:
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
+    return files | folders
 
 
 def _matching(storage: Storage, pattern: str, wants_folder: bool) -> list[FileEntry]:
@@ -112,14 +123,15 @@ def _expand(
         return
     matches = re.compile(fnmatch.translate(part)).match
     asked_for = part.startswith((".", "_")) or part.endswith(JOB_SUFFIX)  # such a pattern asks for such names
-    for name in folder.folders():
+    names = folder.folders()
+    for name in names:
         if matches(name) and (asked_for or _is_data([name])):
             below = folder.child(name)
-            yield from _expand(below, rest, wants_folder) if rest else _below(below)
+            yield from _expand(below, rest, wants_folder) if rest else data_files(below)
     if rest or wants_folder:
         return
     files = folder.list()
-    urls = {entry.url for entry in files}
+    urls = {entry.url for entry in files} | {folder.url_below + name for name in names}
     for entry in files:
         if not matches(entry.name) or not (asked_for or _is_data([entry.name])):
             continue

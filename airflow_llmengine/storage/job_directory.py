@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar
 
@@ -32,16 +33,16 @@ from airflow_llmengine.spec.job_state import (
     PinnedModel,
     StateDocument,
 )
-from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.manifest import Manifest, OutputFile
 from airflow_llmengine.storage.errors import (
     StorageDocumentError,
     StorageNoBucketError,
     StorageNotFoundError,
     StorageUnsupportedError,
 )
-from airflow_llmengine.storage.filesystem import Location, Storage, content_identity
+from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage, content_identity
+from airflow_llmengine.storage.inputs import data_files
 from airflow_llmengine.storage.layout import JOB_SUFFIX, MANIFEST_SUFFIX
-from airflow_llmengine.storage.urls import redact
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +72,17 @@ class ChunkFiles:
 
 
 class JobDirectory:
-    """Everything that is kept beside one output."""
+    """Everything that is kept beside one output: a file, or a folder of files, which has the same name without a slash.
+
+    Args:
+        storage: Where the output is.
+        output_data_path: Its URL; a slash at the end says that a new output is to be a folder.
+    """
 
     def __init__(self, storage: Storage, output_data_path: str) -> None:
-        if output_data_path.endswith("/"):
-            raise StorageUnsupportedError(
-                f"The output {redact(output_data_path)} is a folder; give the name of a file in it."
-            )
         self.storage = storage
+        self.is_folder = output_data_path.endswith("/")
+        """Whether what is to be put here is a folder. What stands here is what its manifest says."""
         self.output: Location = storage.location(output_data_path)
         self.manifest: Location = self.output.sibling(MANIFEST_SUFFIX)
         self.root: Location = self.output.sibling(JOB_SUFFIX)
@@ -102,7 +106,8 @@ class JobDirectory:
     def read_manifest(self) -> Manifest | None:
         """The manifest as it stands, whatever became of the output; None if there is none.
 
-        Its output is the one that it stands beside, also where both were copied or moved here.
+        Its output is the one that it stands beside, also where both were copied or moved here. A folder has no slash at
+        the end there.
         """
         manifest = read_document(self.manifest, Manifest)
         return None if manifest is None else manifest.model_copy(update={"output_data_path": self.output.url})
@@ -135,19 +140,30 @@ class JobDirectory:
             return None
         return manifest
 
+    def output_exists(self) -> bool:
+        """Whether something stands where the output is to be: the file, or a file in the folder."""
+        return bool(data_files(self.output)) if self.is_folder else self.output.exists()
+
     def _mismatch(self, manifest: Manifest) -> str | None:
+        if manifest.files is not None:
+            return self._folder_mismatch(manifest.files)
         entry = self.output.info()
         if entry is None:
             return "does not exist"
-        if entry.size != manifest.output_bytes:
-            return f"has {entry.size} bytes where the manifest says {manifest.output_bytes}"
-        if entry.identity is not None and entry.identity == f"etag:{manifest.output_etag}":
-            return None
-        try:
-            identity = content_identity(self.output)
-        except StorageNotFoundError:
-            return "was deleted just now"
-        return None if identity == f"sha256:{manifest.output_sha256}" else "has another checksum than the manifest says"
+        return _file_mismatch(self.output, entry, manifest.output_bytes, manifest.output_sha256, manifest.output_etag)
+
+    def _folder_mismatch(self, files: Sequence[OutputFile]) -> str | None:
+        standing = {entry.url: entry for entry in data_files(self.output)}
+        for file in files:
+            place = self.output.child(file.name)
+            entry = standing.pop(place.url, None)
+            fault = (
+                "does not exist" if entry is None else _file_mismatch(place, entry, file.bytes, file.sha256, file.etag)
+            )
+            if fault is not None:
+                return f"has a file {file.name}, which {fault}"
+        # Whoever reads the folder reads them, too.
+        return f"has {len(standing)} files more than the manifest says" if standing else None
 
     def read_cancel(self) -> CancelRequest | None:
         """The request to stop, if somebody made one."""
@@ -201,6 +217,8 @@ class JobScratch:
         self._end = root.child("end.json")
         self._chunks = root.child("chunks")
         self._claims = root.child("claims")
+        self.output = root.child("output")
+        """Where the files of an output that is a folder are written before all of them are put in their places."""
         self._replicas = root.child("replicas")
 
     def __repr__(self) -> str:
@@ -375,6 +393,18 @@ class JobScratch:
     def _chunk_names(self) -> list[tuple[int, str, int]]:
         parsed = (_parse_chunk_name(name) for name in self._chunks.walk_names())
         return [found for found in parsed if found is not None]
+
+
+def _file_mismatch(place: Location, entry: FileEntry, size: int, sha256: str, etag: str | None) -> str | None:
+    if entry.size != size:
+        return f"has {entry.size} bytes where the manifest says {size}"
+    if entry.identity is not None and entry.identity == f"etag:{etag}":
+        return None
+    try:
+        identity = content_identity(place)
+    except StorageNotFoundError:
+        return "was deleted just now"
+    return None if identity == f"sha256:{sha256}" else "has another checksum than the manifest says"
 
 
 def read_document(location: Location, model: type[D]) -> D | None:

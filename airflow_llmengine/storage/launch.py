@@ -18,9 +18,12 @@ from airflow_llmengine.spec.job_version import version_fault
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.plan import max_runtime_sec
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
+from airflow_llmengine.storage.errors import StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.inputs import input_identity, list_input
 from airflow_llmengine.storage.job_directory import JobDirectory
+from airflow_llmengine.storage.output_folder import refuse_linked_folders
 from airflow_llmengine.storage.urls import redact
 
 IfDone = Literal["reuse", "regenerate"]
@@ -68,6 +71,7 @@ def launch_job(
     overwrite: bool = False,
     engine: str = "vllm",
     engine_args: Mapping[str, Any] | None = None,
+    table: Table | None = None,
     now: float | None = None,
     before_writing: Callable[[], None] | None = None,
 ) -> Launch:
@@ -82,6 +86,7 @@ def launch_job(
         overwrite: Take over an output that something else wrote.
         engine: Name of the engine that will answer; a part of the fingerprint.
         engine_args: Its further arguments, as ``parse_engine_args`` gives them; a part of the fingerprint likewise.
+        table: How rows become records, and results columns, if the job has a table; a part of the fingerprint likewise.
         now: Seconds since the epoch, for tests; the clock's time by default.
         before_writing: Called once it is sure that something has to run, before anything is written down; what it
             raises ends the launch.
@@ -93,14 +98,16 @@ def launch_job(
     now = time.time() if now is None else now
     _refuse_output_over_input(storage, request)
     identity = job_input_identity(storage, request)
-    job_fingerprint = fingerprint(request, input_identity=identity, engine=engine, engine_args=engine_args)
+    job_fingerprint = fingerprint(request, input_identity=identity, engine=engine, engine_args=engine_args, table=table)
     directory = JobDirectory(storage, request.output_data_path)
-    _refuse_what_is_no_file(directory)
+    _refuse_what_is_in_the_way(directory)
     manifest = directory.valid_manifest()
     current = directory.read_current()
     same_series = current is not None and current.series == series and current.fingerprint == job_fingerprint
 
-    if manifest is not None and manifest.fingerprint == job_fingerprint:
+    # Of one name may be an object and, as stores have no folders, what looks like one.
+    same_kind = manifest is not None and (manifest.files is not None) == directory.is_folder
+    if manifest is not None and manifest.fingerprint == job_fingerprint and same_kind:
         finished_by_this_series = same_series and current is not None and current.generation == manifest.generation
         if if_done == "reuse" or finished_by_this_series:
             _delete_leftover_scratch(directory, manifest)
@@ -118,7 +125,7 @@ def launch_job(
         before_writing()
     generation, resumed = _generation(directory, manifest, current, job_fingerprint, same_series, if_done)
     handle = JobHandle(path=directory.output.url, fingerprint=job_fingerprint, generation=generation)
-    directory.output.require_commits()
+    (directory.manifest if directory.is_folder else directory.output).require_commits()
     scratch = directory.scratch(handle)
     job = scratch.read_job()
     if job is not None and (fault := version_fault(job)) is not None:
@@ -177,7 +184,8 @@ def _refuse_output_over_input(storage: Storage, request: CreateBatchCompletionsV
     if request.input_data_path is None:
         return
     output = storage.location(request.output_data_path)
-    if any(_is_same(storage.location(entry.url), output) for entry in list_input(storage, request.input_data_path)):
+    clashes = _is_below if request.output_data_path.endswith("/") else _is_same
+    if any(clashes(storage.location(entry.url), output) for entry in list_input(storage, request.input_data_path)):
         raise LaunchRefusedError(
             f"output_data_path {output} is also read as input: give the output a place of its own."
         )
@@ -195,16 +203,34 @@ def _is_same(one: Location, other: Location) -> bool:
         return False
 
 
-def _refuse_what_is_no_file(directory: JobDirectory) -> None:
-    """Refuse a folder, a device, a pipe or a link where the output shall stand: putting a file there replaces it."""
+def _is_below(one: Location, folder: Location) -> bool:
+    """Whether a file is in a folder, also by way of links."""
+    if one.url.startswith(folder.url_below):
+        return True
+    return one.is_local and folder.is_local and Path(one.url).resolve().is_relative_to(Path(folder.url).resolve())
+
+
+def _refuse_what_is_in_the_way(directory: JobDirectory) -> None:
+    """Refuse a device, a pipe or a link where the output shall stand, a folder for a file, and a file for a folder.
+
+    Putting the output there would replace it.
+    """
     if not directory.output.is_local:
         return
     path = Path(directory.output.url)
     if path.is_symlink():
-        raise LaunchRefusedError(f"output_data_path {path} is a link: name the file to which it leads.")
-    if path.is_dir():
+        kind = "folder" if directory.is_folder else "file"
+        raise LaunchRefusedError(f"output_data_path {path} is a link: name the {kind} to which it leads.")
+    if path.is_dir() and not directory.is_folder:
         raise LaunchRefusedError(f"output_data_path {path} is a folder: name the file in it.")
-    if path.exists() and not path.is_file():
+    if path.is_file() and directory.is_folder:
+        raise LaunchRefusedError(f"output_data_path {path}/ is a file: name a folder, or leave the slash out.")
+    if directory.is_folder:
+        try:
+            refuse_linked_folders(directory.output)
+        except StorageUnsupportedError as error:
+            raise LaunchRefusedError(str(error)) from None
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise LaunchRefusedError(f"output_data_path {path} is a device or a pipe: name a file.")
     # Whoever put a link there would have this user write, and delete, where it leads to.
     if Path(directory.root.url).is_symlink():
@@ -217,7 +243,7 @@ def _refuse_foreign_output(
     """Refuse to replace what this owner's jobs did not write."""
     url = directory.output.url
     how = "give another output_data_path, or overwrite=True (--overwrite on the command line) to replace it"
-    if manifest is None and directory.output.exists():
+    if manifest is None and directory.output_exists():
         # Between the old manifest's deletion and the new one's writing an output stands alone; its scratch is the
         # witness that it is ours. Without one, something else wrote it, or changed it after it was finished.
         unfinished = current is not None and any(

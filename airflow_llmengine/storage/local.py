@@ -70,6 +70,18 @@ class LocalBackend(Backend):
         return _LocalWrite(path, self)
 
     @override
+    def move(self, path: str, target: str) -> bool:
+        if not os.path.lexists(path):
+            raise FileNotFoundError(path)
+        try:
+            _in_folder_that_may_go(lambda: _move(path, target))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            return False
+        return True
+
+    @override
     def delete(self, path: str) -> None:
         try:
             os.unlink(path)  # noqa: PTH108 - Path.unlink forgives only one of the two
@@ -216,6 +228,13 @@ def _rename(path: str, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(temporary.parent)
+
+
+def _move(path: str, target: str) -> None:
+    folder = Path(target).parent
+    _make_folders(folder)
+    os.replace(path, target)  # noqa: PTH105
+    _sync_folder(folder)
 
 
 def _write_temporary(path: str, data: bytes, *, durable: bool = True) -> Path:

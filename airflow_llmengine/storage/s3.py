@@ -212,6 +212,13 @@ class S3Backend(Backend):
             self.delete(f"{bucket}/{probe}")
         return len(uploads) + len(probes)
 
+    @override
+    def abort_writes(self, path: str) -> None:
+        bucket, key = self.bucket_and_key(path)
+        answer = self._filesystem.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/")
+        for upload in answer.get("Uploads", []):
+            self.abort_upload(f"{bucket}/{upload['Key']}", upload["UploadId"])
+
     def request(self, method: str, path: str, **arguments: Any) -> Any:
         """One request about the object at ``path``."""
         bucket, key = self.bucket_and_key(path)

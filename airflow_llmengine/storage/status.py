@@ -58,6 +58,7 @@ class JobStatus:
             manifest = self.manifest
             failures = ", ".join(f"{count} {name}" for name, count in manifest.failures.items()) or "none"
             further = f", truncated by max_tokens: {manifest.truncated}" if manifest.truncated else ""
+            further += f", skipped: {manifest.skipped}" if manifest.skipped else ""
             further += f", repeated: {manifest.repeated}" if manifest.repeated else ""
             further += f", cached: {manifest.cached}" if manifest.cached else ""
             lines = [
@@ -90,6 +91,7 @@ class JobStatus:
             f"replica {beat.replica:<2} {beat.phase}, {beat.records_committed + beat.records_open} records, "
             f"{beat.records_failed} failed, "
             + (f"{beat.records_truncated} truncated by max_tokens, " if beat.records_truncated else "")
+            + (f"{beat.records_skipped} skipped, " if beat.records_skipped else "")
             + (f"{beat.records_repeated} repeated, " if beat.records_repeated else "")
             + (f"{beat.records_cached} cached, " if beat.records_cached else "")
             + f"{beat.records_per_second:.1f} records/s, "

@@ -21,6 +21,7 @@ from airflow_llmengine.spec.job_version import differs_from_launcher, version_fa
 from airflow_llmengine.spec.kubernetes_syntax import parse_quantity
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.spec.truncated_answers import truncation_warning
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import Storage
@@ -64,6 +65,7 @@ from airflow_llmengine.worker.weights.model_files import ModelFiles
 
 if TYPE_CHECKING:
     from airflow_llmengine.worker.answer_cache.attempt_cache import AttemptCache
+    from airflow_llmengine.worker.tables.table_output import TableOutput
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,8 @@ class AttemptOptions:
     overwrite: bool = False
     max_error_rate: float | None = None
     engine_args: Mapping[str, Any] = field(default_factory=dict)
+    table: Table | None = None
+    """How rows become records, and results columns; None: the input is made of records."""
     cache_path: str | None = None
     """Where answers are kept for later runs; None: nowhere."""
     chunk_records: int = DEFAULT_CHUNK_RECORDS
@@ -167,7 +171,8 @@ def _run(
     timing: Timing,
 ) -> AttemptOutcome:
     engine = _require_tool(make_engine(request), request).name
-    reader = open_input(storage, request)
+    reader = open_input(storage, request, options.table)
+    table = table_output(reader, request, options.table)
     launch = (
         join_job(
             storage,
@@ -175,6 +180,7 @@ def _run(
             input_identity=reader.identity,
             engine=engine,
             engine_args=options.engine_args,
+            table=options.table,
             generation=options.generation,
         )
         if options.launched
@@ -187,17 +193,24 @@ def _run(
             overwrite=options.overwrite,
             engine=engine,
             engine_args=options.engine_args,
+            table=options.table,
             now=timing.wall_clock(),
         )
     )
     if launch.manifest is not None:
         return given_back(launch.manifest, options)
-    found = fingerprint(request, input_identity=reader.identity, engine=engine, engine_args=options.engine_args)
+    found = fingerprint(
+        request,
+        input_identity=reader.identity,
+        engine=engine,
+        engine_args=options.engine_args,
+        table=options.table,
+    )
     if found != launch.handle.fingerprint:
         raise InputChangedError("the input was changed while the job was launched: launch it again")
     directory = JobDirectory(storage, request.output_data_path)
     try:
-        return _work(directory, launch, reader, request, options, stop, make_engine, timing)
+        return _work(directory, launch, reader, table, request, options, stop, make_engine, timing)
     except StorageError:
         # Another attempt may have finished the job, and deleted what this one was about to read.
         manifest = directory.valid_manifest()
@@ -220,6 +233,7 @@ def _work(
     directory: JobDirectory,
     launch: Launch,
     reader: InputReader,
+    table: TableOutput | None,
     request: CreateBatchCompletionsV1Request,
     options: AttemptOptions,
     stop: Stop,
@@ -276,7 +290,7 @@ def _work(
     reader.check_unchanged()
     if options.replicas > 1:
         return AttemptOutcome(ExitCode.DONE, "this replica's share is done; the output is put together by collect")
-    return collect_job(directory, launch, request, make_engine(request).name, options)
+    return collect_job(directory, launch, request, make_engine(request).name, options, table)
 
 
 def require_parquet() -> None:
@@ -355,7 +369,7 @@ def _pin_input(scratch: JobScratch, reader: InputReader, options: AttemptOptions
 
 def given_back(manifest: Manifest, options: AttemptOptions) -> AttemptOutcome:
     """Answer from storage, under this attempt's ``max_error_rate``, which need not be that of the job's own run."""
-    failure = too_many_failures(manifest.failures, manifest.records, options.max_error_rate)
+    failure = too_many_failures(manifest.failures, manifest.tried, options.max_error_rate)
     if failure is not None:
         return AttemptOutcome(
             ExitCode.TOO_MANY_FAILED_RECORDS,
@@ -375,12 +389,31 @@ def _warn_of_truncated(manifest: Manifest) -> None:
         logger.warning("%s", warning)
 
 
+def table_output(
+    reader: InputReader, request: CreateBatchCompletionsV1Request, table: Table | None
+) -> TableOutput | None:
+    """What writes the output of a job with a table; None of one without.
+
+    Raises:
+        InputInvalidError: Of this input there can be no such output.
+    """
+    if table is None:
+        return None
+    from airflow_llmengine.worker.tables.table_input import TableInput
+    from airflow_llmengine.worker.tables.table_output import TableOutput
+
+    if not isinstance(reader, TableInput):
+        raise TypeError("the input of a job with a table is a table")
+    return TableOutput(table, reader, request.output_data_path)
+
+
 def collect_job(
     directory: JobDirectory,
     launch: Launch,
     request: CreateBatchCompletionsV1Request,
     engine: str,
     options: AttemptOptions,
+    table: TableOutput | None = None,
 ) -> AttemptOutcome:
     """Put the output together, and say in the outcome why it can't be, if so."""
     try:
@@ -392,16 +425,18 @@ def collect_job(
             created=launch.created,
             engine=engine,
             max_error_rate=options.max_error_rate,
+            table=table,
         )
     except TooManyFailedRecordsError as error:
         return AttemptOutcome(ExitCode.PARTIAL if error.retry_helps else ExitCode.TOO_MANY_FAILED_RECORDS, str(error))
     except (JobIncompleteError, JobSupersededError) as error:
         return AttemptOutcome(ExitCode.PARTIAL, str(error))
     _warn_of_truncated(manifest)
-    truncated = f" and {manifest.truncated} truncated" if manifest.truncated else ""
+    further = f" and {manifest.truncated} truncated" if manifest.truncated else ""
+    further += f" and {manifest.skipped} skipped" if manifest.skipped else ""
     return AttemptOutcome(
         ExitCode.DONE,
-        f"{manifest.records} records, {manifest.failed} of them failed{truncated}, are in {manifest.output_data_path}",
+        f"{manifest.records} records, {manifest.failed} of them failed{further}, are in {manifest.output_data_path}",
         manifest,
     )
 
@@ -413,6 +448,7 @@ def join_job(
     input_identity: str,
     engine: str,
     engine_args: Mapping[str, Any] | None = None,
+    table: Table | None = None,
     generation: int | None = None,
 ) -> Launch:
     """Find the job that a launcher has written down, and make sure that it is this one.
@@ -423,6 +459,7 @@ def join_job(
         input_identity: Names the input as it stands now.
         engine: Name of the engine that answers.
         engine_args: Its further arguments.
+        table: How rows become records, and results columns, if it has a table.
         generation: The one to join; by default whichever is current.
 
     Raises:
@@ -430,7 +467,7 @@ def join_job(
         StorageError: The job directory can't be read.
     """
     directory = JobDirectory(storage, request.output_data_path)
-    expected = fingerprint(request, input_identity=input_identity, engine=engine, engine_args=engine_args)
+    expected = fingerprint(request, input_identity=input_identity, engine=engine, engine_args=engine_args, table=table)
     current = directory.read_current()
     if current is None:
         raise JobMismatchError(f"no job was launched for {request.output_data_path}: launch it first")
@@ -446,8 +483,8 @@ def join_job(
             f"makes {expected}: "
             + (
                 other_version
-                or "its input was replaced since, its engine_args are others, or another job was launched for the "
-                "same output; launch it again"
+                or "its input was replaced since, its engine_args or its table are others, or another job was launched "
+                "for the same output; launch it again"
             )
         )
     if generation is not None and generation > current.generation:

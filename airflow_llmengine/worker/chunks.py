@@ -65,6 +65,8 @@ class ChunkHeader(StateDocument):
     """Records whose error is not to be tried again though it is of a kind that may be over."""
     truncated: list[NonNegativeInt] = Field(default_factory=list)
     """Records whose structured output was cut by ``max_tokens``; their elements, which are the API's, don't say it."""
+    skipped: list[NonNegativeInt] = Field(default_factory=list)
+    """Rows of which there was nothing to ask."""
     repeated: list[NonNegativeInt] = Field(default_factory=list)
     """Records that were answered by another record's answer of the same attempt."""
     cached: list[NonNegativeInt] = Field(default_factory=list)
@@ -94,6 +96,8 @@ class Finished:
     """Whether the record is not to be tried again, whatever kind its error is of."""
     truncated: bool = False
     """Whether it is structured output that was cut by ``max_tokens``: kept as it is, and no success."""
+    skipped: bool = False
+    """Whether it is a row of which there was nothing to ask: neither a failure nor a success."""
     repeated: bool = False
     """Whether it is another record's answer of the same attempt: nothing was generated for it."""
     cached: bool = False
@@ -232,6 +236,7 @@ def encode_results(number: int, first: int, results: Sequence[Finished], indices
         failures=dict(Counter(result.error_type for result in results if result.error_type is not None)),
         final=[index for index, result in by_index if result.final],
         truncated=[index for index, result in by_index if result.truncated],
+        skipped=[index for index, result in by_index if result.skipped],
         repeated=[index for index, result in by_index if result.repeated],
         cached=[index for index, result in by_index if result.cached],
         prompt_tokens=sum(result.prompt_tokens for result in results),
@@ -256,9 +261,10 @@ def decode_results(data: bytes) -> tuple[ChunkHeader, list[bytes]]:
         raise ValueError("its first line is not a chunk's header") from error
     if len(elements) != header.records:
         raise ValueError(f"chunk {header.chunk} should hold {header.records} records, and holds {len(elements)}")
-    if sum(header.failures.values()) + len(header.truncated) > header.records:
-        raise ValueError(f"chunk {header.chunk} counts more failed and truncated records than it holds")
-    if sum(header.failures.values()) + len(header.repeated) + len(header.cached) > header.records:
+    apart = sum(header.failures.values()) + len(header.skipped)
+    if apart + len(header.truncated) > header.records:
+        raise ValueError(f"chunk {header.chunk} counts more failed, skipped and truncated records than it holds")
+    if apart + len(header.repeated) + len(header.cached) > header.records:
         raise ValueError(f"chunk {header.chunk} counts more failed, repeated and cached records than it holds")
     return header, elements
 
@@ -284,13 +290,14 @@ def restore_chunk(data: bytes) -> dict[int, Finished]:
 
 
 def _restored(header: ChunkHeader, elements: Iterable[tuple[int, bytes]]) -> dict[int, Finished]:
-    final, truncated = frozenset(header.final), frozenset(header.truncated)
+    final, truncated, skipped = frozenset(header.final), frozenset(header.truncated), frozenset(header.skipped)
     repeated, cached = frozenset(header.repeated), frozenset(header.cached)
     return {
         index: replace(
             _counted(element),
             final=index in final,
             truncated=index in truncated,
+            skipped=index in skipped,
             repeated=index in repeated,
             cached=index in cached,
         )

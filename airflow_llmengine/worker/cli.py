@@ -23,6 +23,7 @@ from airflow_llmengine.worker.command_line.work import add_collect, add_follow, 
 from airflow_llmengine.worker.engines.load import EngineUnavailableError
 from airflow_llmengine.worker.environment import EnvironmentInvalidError
 from airflow_llmengine.worker.logs import configure_logs, log_end
+from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         CacheUnavailableError,
         EngineUnavailableError,
         EnvironmentInvalidError,
+        InputInvalidError,
+        InputChangedError,
     ) as error:
         log_end(logger, str(error))
         return ExitCode.BAD_REQUEST

@@ -5,21 +5,28 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from airflow_llmengine.spec.error_rate import too_many_failures
 from airflow_llmengine.spec.job_state import InputEnd, JobHandle, PinnedModel
 from airflow_llmengine.spec.manifest import Manifest
+from airflow_llmengine.spec.output_schema import ColumnType
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageError
 from airflow_llmengine.storage.job_directory import ChunkFiles, JobDirectory, JobScratch
-from airflow_llmengine.storage.output import OutputWriter
 from airflow_llmengine.storage.status import is_alive
-from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, decode_results, lasting
+from airflow_llmengine.worker.chunks import MAX_ROUNDS, MAY_BE_OVER, ChunkHeader, lasting
+from airflow_llmengine.worker.committed import CommittedChunks
 from airflow_llmengine.worker.custom_ids import CustomIds
 from airflow_llmengine.worker.elements import error_of
 from airflow_llmengine.worker.progress import ranges
+from airflow_llmengine.worker.put_output import lines_or_array, put_records, put_table
+
+if TYPE_CHECKING:
+    from airflow_llmengine.worker.tables.table_output import TableOutput
 
 logger = logging.getLogger(__name__)
 
@@ -50,17 +57,24 @@ class _Totals:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     truncated: int = 0
+    skipped: int = 0
     repeated: int = 0
     cached: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     example: str | None = None
     """Message of a failed record, of the type that is commonest."""
 
+    @property
+    def tried(self) -> int:
+        """The records that were not skipped."""
+        return self.records - self.skipped
+
     def add(self, header: ChunkHeader) -> None:
         self.records += header.records
         self.prompt_tokens += header.prompt_tokens
         self.completion_tokens += header.completion_tokens
         self.truncated += len(header.truncated)
+        self.skipped += len(header.skipped)
         self.repeated += len(header.repeated)
         self.cached += len(header.cached)
         self.failures.update(header.failures)
@@ -75,12 +89,24 @@ def collect(
     created: float,
     engine: str,
     max_error_rate: float | None,
+    table: TableOutput | None = None,
 ) -> Manifest:
     """Put the output together from the committed chunks, and prove it by the manifest.
 
     Safe to run twice at once: both write the same bytes, and who comes late finds the manifest.
 
+    Args:
+        directory: The output's place, and what is beside it.
+        handle: The job.
+        request: What was asked for.
+        owner: Who the output belongs to.
+        created: Seconds since the epoch at which the generation was launched.
+        engine: Name of the engine that answered.
+        max_error_rate: The greatest share of failed records, from 0 to 1; None: a job fails only when every record did.
+        table: Writes the output of a job whose records are the rows of a table; None of any other.
+
     Raises:
+        InputChangedError: The table that is the input is another one by now.
         JobIncompleteError: Not every chunk is committed.
         JobSupersededError: This generation is not the current one.
         TooManyFailedRecordsError: The job has failed; its chunks are kept.
@@ -88,7 +114,7 @@ def collect(
     """
     scratch = directory.scratch(handle)
     try:
-        return _collect(directory, scratch, handle, request, owner, created, engine, max_error_rate)
+        return _collect(directory, scratch, handle, request, owner, created, engine, max_error_rate, table)
     except (StorageError, JobIncompleteError):
         # Somebody else may have collected the same generation, and deleted the chunks, in the meantime.
         manifest = directory.valid_manifest()
@@ -108,35 +134,41 @@ def _collect(
     created: float,
     engine: str,
     max_error_rate: float | None,
+    table: TableOutput | None,
 ) -> Manifest:
     files = scratch.chunk_files()
     rounds = files.rounds
     end = _require_all_chunks(scratch, rounds)
     _require_current(directory, handle)
-    totals = _count(scratch, end, rounds)
+    chunks = CommittedChunks(scratch, end, rounds)
+    columns = None if table is None else table.schema_columns
+    totals = _count(chunks, end, columns)
     _require_enough_success(totals, max_error_rate, rounds_left=_rounds_left(files))
-    as_lines = request.output_data_path.endswith(".jsonl")
     model = scratch.read_model()
     custom_ids = CustomIds()
-    with OutputWriter(directory.output) as writer:
-        for piece in _output(scratch, end, rounds, custom_ids, as_lines=as_lines):
-            writer.write(piece)
-        # Leaving the block puts the output in its place; until then the old one and its manifest stand.
+
+    def still_ours() -> None:
         _require_current(directory, handle)
-        directory.delete_manifest()
-    written = writer.close()
+        _require_not_collected(directory, handle)
+
+    if table is None:
+        written = put_records(directory, chunks, custom_ids, before=still_ours)
+    else:
+        written = put_table(directory, scratch, chunks.rows(columns), table, before=still_ours)
     manifest = Manifest(
         output_data_path=handle.path,
         fingerprint=handle.fingerprint,
         generation=handle.generation,
         owner=owner,
-        output_format="jsonl" if as_lines else "json",
+        output_format=lines_or_array(directory) if table is None else table.format,
         output_bytes=written.bytes,
         output_sha256=written.sha256,
         output_etag=written.etag,
+        files=written.files,
         records=totals.records,
-        succeeded=totals.records - totals.failures.total() - totals.truncated,
+        succeeded=totals.tried - totals.failures.total() - totals.truncated,
         truncated=totals.truncated,
+        skipped=totals.skipped,
         failed=totals.failures.total(),
         failures=dict(totals.failures),
         repeated=totals.repeated,
@@ -201,6 +233,13 @@ def _require_current(directory: JobDirectory, handle: JobHandle) -> None:
         )
 
 
+def _require_not_collected(directory: JobDirectory, handle: JobHandle) -> None:
+    """Leave an output alone that somebody else has finished meanwhile: its chunks are about to go."""
+    standing = directory.read_manifest()
+    if standing is not None and standing.handle == handle and directory.valid_manifest() is not None:
+        raise JobIncompleteError("another collect has put the output in its place just now")
+
+
 def _require_all_chunks(scratch: JobScratch, rounds: Mapping[int, int]) -> InputEnd:
     end = scratch.read_end()
     if end is None:
@@ -226,29 +265,17 @@ def _remedy(scratch: JobScratch) -> str:
     return "run the job again to go on from there"
 
 
-def _chunks(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> Iterator[tuple[ChunkHeader, list[bytes]]]:
-    first = 0
-    for number in range(end.chunks):
-        round_number = rounds.get(number, 0)
-        url = scratch.chunk_url(number, round_number)
-        try:
-            header, elements = decode_results(scratch.read_chunk(number, round_number))
-        except ValueError as error:
-            raise StorageDocumentError(f"{url} is damaged ({error}); delete it and run the job again") from error
-        if (header.chunk, header.first) != (number, first):
-            raise StorageDocumentError(
-                f"{url} holds something else (chunk {header.chunk} from record {header.first}); "
-                "delete it and run the job again"
-            )
-        first += header.records
-        yield header, elements
-
-
-def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _Totals:
+def _count(chunks: CommittedChunks, end: InputEnd, columns: Mapping[str, ColumnType] | None) -> _Totals:
+    """Count what the chunks hold; of answers that must be values of columns, those that are none are failures, too."""
     totals = _Totals()
     examples: dict[str, str] = {}
-    for header, elements in _chunks(scratch, end, rounds):
+    for header, elements in chunks:
         totals.add(header)
+        if columns is not None:
+            for row in chunks.rows_of(header, elements, columns):
+                if row.unfit is not None:
+                    totals.failures[RecordErrorType.INVALID_OUTPUT.value] += 1
+                    examples.setdefault(RecordErrorType.INVALID_OUTPUT.value, row.unfit)
         if header.failures.keys() - examples.keys():
             for element in elements:
                 error = error_of(element)
@@ -265,10 +292,10 @@ def _count(scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int]) -> _To
 
 
 def _require_enough_success(totals: _Totals, max_error_rate: float | None, *, rounds_left: bool) -> None:
-    failure = too_many_failures(totals.failures, totals.records, max_error_rate)
+    failure = too_many_failures(totals.failures, totals.tried, max_error_rate)
     if failure is None:
         return
-    retry_helps = rounds_left and too_many_failures(lasting(totals.failures), totals.records, max_error_rate) is None
+    retry_helps = rounds_left and too_many_failures(lasting(totals.failures), totals.tried, max_error_rate) is None
     said = f"{failure}; for example: {totals.example}"
     raise TooManyFailedRecordsError(f"{said}; {MAY_BE_OVER}" if retry_helps else said, retry_helps=retry_helps)
 
@@ -276,18 +303,3 @@ def _require_enough_success(totals: _Totals, max_error_rate: float | None, *, ro
 def _rounds_left(files: ChunkFiles) -> bool:
     """Whether there are chunks that the next attempt makes again for their transient errors."""
     return any(files.rounds[chunk] < MAX_ROUNDS for chunk in files.transient)
-
-
-def _output(
-    scratch: JobScratch, end: InputEnd, rounds: Mapping[int, int], custom_ids: CustomIds, *, as_lines: bool
-) -> Iterator[bytes]:
-    """The output in pieces of a chunk: JSON lines, or one JSON array with an element a line."""
-    separator, before = (b"\n", b"") if as_lines else (b",\n", b"[\n")
-    for header, elements in _chunks(scratch, end, rounds):
-        custom_ids.add(header.first, elements)
-        yield before + separator.join(elements)
-        before = separator
-    if as_lines:
-        yield b"\n" if end.records else b""
-    else:
-        yield b"\n]\n" if end.records else b"[]\n"

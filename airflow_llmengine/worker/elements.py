@@ -30,6 +30,10 @@ _ID_PREFIXES: Mapping[type[BatchRecord], str] = {
 """How the ``id`` of a response object begins."""
 
 
+SKIPPED = b'{"skipped":true}'
+"""The element of a row of which there was nothing to ask. Rows are the records of tables, whose output has columns."""
+
+
 class ElementWriter:
     """Writes the elements of one job: what is the same for all of them is given once.
 
@@ -65,6 +69,10 @@ class ElementWriter:
             completion_tokens=answer.completion_tokens,
             truncated=answer.truncated,
         )
+
+    def skipped(self) -> Finished:
+        """The element of a row of which there was nothing to ask."""
+        return Finished(element=SKIPPED, skipped=True)
 
     def error(self, error: RecordError, *, is_batch_line: bool) -> Finished:
         """The element of a record that has no answer."""

@@ -36,6 +36,8 @@ class Progress:
     failures: Counter[str] = field(default_factory=Counter)
     truncated: int = 0
     """Records of this attempt whose structured output was cut by ``max_tokens``."""
+    skipped: int = 0
+    """Rows of this attempt of which there was nothing to ask."""
     repeated: int = 0
     """Records of this attempt that were answered by another record's answer of it."""
     cached: int = 0
@@ -97,6 +99,7 @@ class Progress:
             self.failures[result.error_type] += 1
             self.failures_open[result.error_type] += 1
         self.truncated += result.truncated
+        self.skipped += result.skipped
         self.repeated += result.repeated
         self.cached += result.cached
         self.prompt_tokens += result.prompt_tokens
@@ -163,6 +166,8 @@ class Progress:
         parts.append(f"{self.failed} failed")
         if self.truncated:
             parts.append(f"{self.truncated} truncated by max_tokens")
+        if self.skipped:
+            parts.append(f"{self.skipped} skipped")
         if self.repeated:
             parts.append(f"{self.repeated} repeated")
         if self.cached:
@@ -174,6 +179,7 @@ class Progress:
         speed = self.generated_tokens / self.generating_seconds if self.generating_seconds else 0.0
         failures = ", ".join(f"{count} {name}" for name, count in self.failures.most_common()) or "none"
         further = f", truncated by max_tokens: {self.truncated}" if self.truncated else ""
+        further += f", skipped: {self.skipped}" if self.skipped else ""
         further += f", repeated: {self.repeated}" if self.repeated else ""
         further += f", cached: {self.cached}" if self.cached else ""
         return (
@@ -201,6 +207,7 @@ class Progress:
             records_failed=self.failed,
             failures=dict(self.failures),
             records_truncated=self.truncated,
+            records_skipped=self.skipped,
             records_repeated=self.repeated,
             records_cached=self.cached,
             records_committed=self.records_committed,

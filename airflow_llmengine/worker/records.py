@@ -28,6 +28,8 @@ class RawRecord:
     """Bytes it took in the input."""
     error: RecordError | None = None
     """Set when it could not even be parsed."""
+    skipped: bool = False
+    """Whether there is nothing to ask of it, which is no failure; ``value`` is None then."""
 
 
 @dataclass(frozen=True, slots=True)

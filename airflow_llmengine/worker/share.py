@@ -314,12 +314,21 @@ class Share:
     def _todo(self, chunk: Chunk, results: ChunkResults) -> list[Record]:
         """The records that the engine must answer; errors of those that can't be records, and known answers, stand."""
         todo = []
+        self._skip(chunk, results)
         for raw, record, answer in self._records(chunk, results.finished):
             if isinstance(record, RecordError):
                 self._fail(results, record, is_line=_looks_like_batch_line(raw, record))
             elif answer is None or not self._give(results, record, answer):
                 todo.append(record)
         return todo
+
+    def _skip(self, chunk: Chunk, results: ChunkResults) -> None:
+        """Finish the rows of which there is nothing to ask."""
+        for raw in chunk.records:
+            if raw.skipped and raw.index not in results.finished:
+                skipped = self._elements.skipped()
+                results.finished[raw.index] = skipped
+                self._progress.count(skipped)
 
     def _records(
         self, chunk: Chunk, finished: Container[int]

@@ -11,9 +11,12 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import polars
 import pytest
 from airflow.dag_processing.dagbag import DagBag
+from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
 from tests.airflow.operators_in_tests import connection
@@ -112,6 +115,79 @@ def test_the_backfill_runs_and_again_pays_only_for_what_is_missing(airflow_home:
     assert printed.count("Answered from storage") == 2
     assert "{'records': 9, 'failed': 0," in printed
     assert len(list((tmp_path / "out").glob("day=*/headlines.jsonl"))) == 3
+
+
+@pytest.mark.slow
+def test_reviews_get_typed_columns(airflow_home: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_review_sentiment", **environment)
+    assert "24 reviews: {" in printed
+    (output,) = tmp_path.glob("*/reviews.parquet")
+    given = pyarrow.parquet.read_table(DAGS / "data" / "customer_reviews.parquet")
+    made = pyarrow.parquet.read_table(output)
+    assert made.select(given.column_names).equals(given)
+    assert [(field.name, field.type) for field in made.schema][len(given.column_names) :] == [
+        ("sentiment", pyarrow.string()),
+        ("score", pyarrow.int64()),
+        ("error", pyarrow.string()),
+    ]
+    assert made["error"].null_count == 24
+    assert set(made["sentiment"].to_pylist()) <= {"positive", "neutral", "negative"}
+    assert set(made["score"].to_pylist()) <= {1, 2, 3, 4, 5}
+
+
+@pytest.mark.slow
+def test_a_functions_rows_are_triaged(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_ticket_triage", "2026-01-07", **environment)
+    assert "3 tickets, 0 failed:" in printed
+    rows = [json.loads(line) for line in (tmp_path / "2026-01-07" / "tickets.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows] == [["ticket_id", "team", "urgent"]] * 3
+    assert [row["ticket_id"] for row in rows] == ["4106", "4107", "4108"]
+    assert {row["team"] for row in rows} <= {"billing", "delivery", "technology"}
+
+
+@pytest.mark.slow  # `airflow dags test` and three workers: 20 s.
+def test_each_file_of_a_prefix_is_a_job_of_its_own(airflow_home: Path, tmp_path: Path) -> None:
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    printed = dags_test(airflow_home, "llmengine_prefix_files", **environment)
+    assert "{'records': 8, 'failed': 0," in printed
+    assert sorted(path.stem for path in tmp_path.glob("*.parquet")) == ["berlin", "lyon", "porto"]
+    lyon = polars.read_parquet(tmp_path / "lyon.parquet").to_dict(as_series=False)
+    assert lyon["review_id"] == ["L-1", "L-2"]
+    assert "rucksack: Two months of daily use" in lyon["headline"][0]
+
+
+@pytest.mark.slow  # `airflow dags test` and a worker: 15 s.
+def test_what_has_an_answer_is_loaded_and_what_has_none_is_kept_apart(airflow_home: Path, tmp_path: Path) -> None:
+    tickets = tmp_path / "tickets.parquet"
+    texts = ["charged twice", None, *["late"] * 10]
+    columns = {"ticket_id": [f"T-{number}" for number in range(len(texts))], "text": texts}
+    polars.DataFrame(columns).write_parquet(tickets)
+    environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
+    given = json.dumps({"tickets": str(tickets)})
+    dags_test(airflow_home, "llmengine_load_into_database", "--conf", given, **environment)
+    with closing(sqlite3.connect(tmp_path / "tickets.db")) as database:
+        labels = database.execute("SELECT ticket_id, team, urgency FROM labels").fetchall()
+        rejected = database.execute("SELECT ticket_id, error FROM rejected").fetchall()
+    assert {row[0] for row in labels} == set(columns["ticket_id"]) - {"T-1"}
+    assert {row[1] for row in labels} <= {"billing", "delivery", "technology"}
+    assert {row[2] for row in labels} <= {1, 2, 3, 4, 5}
+    ((ticket, error),) = rejected
+    assert ticket == "T-1"
+    assert error.startswith("invalid_record: row 2 of tickets.parquet: the column 'text'")
+
+
+def test_too_many_without_an_answer_are_not_loaded() -> None:
+    task = load(DAGS / "load_into_database.py").task_dict["check"]
+    assert isinstance(task, PythonOperator)
+    check = task.python_callable
+    job = {"records": 20, "failed": 1, "truncated": 1, "failures": {"timeout": 1}, "output_data_path": "/out.jsonl"}
+    assert check(job, params={"most_without_answer": 0.1}) == "/out.jsonl"
+    with pytest.raises(AirflowFailException, match=r"2 of 20 tickets have no answer: \{'timeout': 1\}"):
+        check(job, params={"most_without_answer": 0.09})
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from airflow_llmengine.exceptions import (
 from airflow_llmengine.hooks.leftovers import WorkerMark
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.hooks.worker_attempt import WorkerAttempt
+from airflow_llmengine.operators.staging import INLINE_TABLE_BYTES
 from airflow_llmengine.operators.task_group import LLMEngineBatchCompletionsTaskGroup
 from airflow_llmengine.operators.worker_task import WorkerTaskMixin
 from tests.airflow.operators_in_tests import EchoJob, connection, task_context
@@ -213,6 +214,26 @@ def test_engine_args_reach_every_worker(tasks: Tasks) -> None:
     for launch in launches:
         tasks.replica(launch)
     assert tasks.collect()["failed"] == 0
+
+
+@pytest.mark.slow
+def test_a_table_reaches_every_worker(tasks: Tasks, tmp_path: Path) -> None:
+    output = tmp_path / "out.csv"
+    # Larger than what is told on a command line.
+    prompt = "{{ prompt }}" + " " * INLINE_TABLE_BYTES
+    tasks.arguments |= {
+        "table": {"prompt": prompt, "parameters": {"max_tokens": "{{ 4 }}"}, "columns": ["max_tokens"]},
+        "output_data_path": str(output),
+    }
+    launches = tasks.plan()
+    for launch in launches:
+        tasks.replica(launch)
+    other = tasks.failure(launches[0], table={"prompt": "x", "parameters": {"max_tokens": 4}})
+    assert "its table are others" in str(other)
+    assert tasks.collect()["failed"] == 0
+    header, *rows = output.read_text().splitlines()
+    assert header.replace('"', "") == "max_tokens,completion"
+    assert len(rows) == 4
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ def test_a_job_gives_its_summary_and_never_data(echo_job: EchoJob) -> None:
         "records": 12,
         "succeeded": 12,
         "truncated": 0,
+        "skipped": 0,
         "failed": 0,
         "failures": {},
         "repeated": 0,

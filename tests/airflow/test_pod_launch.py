@@ -106,6 +106,15 @@ def test_a_small_request_travels_in_the_environment(tmp_path: Path, monkeypatch:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_pod_is_told_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = launch(tmp_path, monkeypatch)
+    table = '{"prompt": "{{ text }} $(HOME)"}'
+    with_table = replace(launched, attempt=replace(launched.attempt, table=table))
+    _environment, arguments = worker(completed(with_table))
+    # Kubernetes takes $(NAME) in an argument for a variable, and two dollars for one.
+    assert arguments[-1].replace("$$", "$") == f"--table={table}"
+
+
 def test_a_large_request_is_staged_among_the_jobs_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     template = "x" * INLINE_REQUEST_BYTES
     fields = {"model_config": {"model": "m", "chat_template": template}}

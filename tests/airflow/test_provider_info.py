@@ -49,6 +49,9 @@ def test_every_module_and_class_that_it_names_is_there() -> None:
             assert entry["integration-name"] == info["integrations"][0]["integration-name"]
             for module in entry["python-modules"]:
                 importlib.import_module(module)
+    for decorator in info["task-decorators"]:
+        module, _, name = decorator["class-name"].rpartition(".")
+        assert callable(getattr(importlib.import_module(module), name))
     (connection_type,) = info["connection-types"]
     assert connection_type["hook-class-name"] == f"{LLMEngineHook.__module__}.{LLMEngineHook.__qualname__}"
     assert connection_type["connection-type"] == LLMEngineHook.conn_type
@@ -118,6 +121,7 @@ def test_importing_the_operator_loads_little_beside_the_pod_operator() -> None:
         "airflow_llmengine.operators.launching",
         "airflow_llmengine.operators.mapping",
         "airflow_llmengine.operators.request_arguments",
+        "airflow_llmengine.operators.table_argument",
         "airflow_llmengine.operators.task_pods",
         "airflow_llmengine.operators.worker_pod",
         "airflow_llmengine.operators.worker_task",

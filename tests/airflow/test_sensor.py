@@ -134,6 +134,7 @@ def test_it_hands_on_what_the_operator_does(job: Job) -> None:
         "records": RECORDS,
         "succeeded": RECORDS,
         "truncated": 0,
+        "skipped": 0,
         "failed": 0,
         "failures": {},
         "repeated": 0,
@@ -575,6 +576,8 @@ def test_what_start_from_trigger_can_not_do_is_refused_when_the_dag_is_parsed() 
         with pytest.raises(RequestRefusedError, match="add map_indexes=-1"):
             sensor("{{ ti.xcom_pull('launch') }}", task_id="pull", start_from_trigger=True)
         sensor("{{ ti.xcom_pull('launch', map_indexes=-1) }}", task_id="pull_one", start_from_trigger=True)
+        with pytest.raises(RequestRefusedError, match=r"^start_from_trigger does not go with macros\.llmengine in job"):
+            sensor("out/{{ macros.llmengine.run_slug(dag_run) }}", task_id="slug", start_from_trigger=True)
         LLMEngineBatchCompletionsSensor.partial(task_id="good", deferrable=True).expand(job=["a", "b"])
     DagSerialization.from_dict(DagSerialization.to_dict(dag))
 

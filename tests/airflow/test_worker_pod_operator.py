@@ -169,7 +169,7 @@ class ApiDouble:
 class Woken(LLMEngineBatchCompletionsOperator):
     """Gives how the pod ended as its result."""
 
-    def _conclude(self, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> Any:
+    def _conclude(self, context: Any, hook: LLMEngineHook, attempt: WorkerAttempt, end: WorkerEnd) -> Any:
         return end
 
 

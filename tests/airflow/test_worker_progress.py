@@ -81,7 +81,7 @@ def test_what_puts_the_shares_together_is_no_replica() -> None:
 
 def test_what_it_is_told_comes_through_a_deferral() -> None:
     further = {"max_logprobs": 40, "compilation_config": {"mode": 0}}
-    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further, cache_path="s3://c/a")):
+    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further, cache_path="s3://c/a", table="s3://c/t")):
         assert WorkerAttempt.decode(told.encode()) == told
 
 
@@ -94,6 +94,15 @@ def test_every_worker_is_told_the_engines_arguments(replica: int | None) -> None
     plain = attempt(replica, 2)
     assert "engine" not in " ".join(plain.arguments("-", grace_seconds=5))
     assert "engine" not in " ".join(plain.follower_arguments("-", node=1, leader="first", grace_seconds=5))
+
+
+@pytest.mark.parametrize("replica", [0, None])
+def test_every_worker_is_told_the_table(replica: int | None) -> None:
+    told = replace(attempt(replica, 2), table='{"prompt": "{{ a b }}"}')
+    written = '--table={"prompt": "{{ a b }}"}'
+    assert told.arguments("-", grace_seconds=5).count(written) == 1
+    assert told.follower_arguments("-", node=1, leader="first", grace_seconds=5).count(written) == 1
+    assert "--table" not in " ".join(attempt(replica, 2).arguments("-", grace_seconds=5))
 
 
 def test_replicas_are_told_where_answers_are_kept_and_what_collects_is_not() -> None:

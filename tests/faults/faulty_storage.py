@@ -286,6 +286,14 @@ class FaultyBackend(Backend):
         )
 
     @override
+    def move(self, path: str, target: str) -> bool:
+        return self.call("write", target, lambda: self._real.move(path, target))
+
+    @override
+    def abort_writes(self, path: str) -> None:
+        self.call("delete", path, lambda: self._real.abort_writes(path))
+
+    @override
     def delete_leftovers(self, path: str, older_than_seconds: float) -> int:
         return self.call("delete", path, lambda: self._real.delete_leftovers(path, older_than_seconds))
 

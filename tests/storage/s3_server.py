@@ -74,6 +74,8 @@ class S3Server:
     """Method, path and query string of each request."""
     asked: list[Asked] = field(default_factory=list)
     """The same, with who made them."""
+    sent: dict[str, int] = field(default_factory=dict)
+    """By path, the bytes of objects that were sent in answers to GET."""
     refused_keys: set[str] = field(default_factory=set)
     """Access keys that it does not know."""
     host: str = "127.0.0.1"
@@ -125,6 +127,7 @@ class S3Server:
         self.faults.clear()
         self.seen.clear()
         self.asked.clear()
+        self.sent.clear()
         self.refused_keys.clear()
         self.ignores_conditions = False
 
@@ -160,7 +163,7 @@ class S3Server:
             time.sleep(fault.delay)
         if fault is None or fault.delay is not None:
             answer: Iterable[bytes] = moto(environ, start_response)
-            return answer
+            return self._counted(answer, path) if method == "GET" else answer
         if fault.half:
             body = b"".join(moto(environ, start_response))
             return _broken_off(body[: len(body) // 2], environ["werkzeug.socket"])
@@ -177,6 +180,11 @@ class S3Server:
             return []
         message = f"about {ACCESS_KEY} and {SECRET_KEY}"
         return [f"<Error><Code>{fault.code}</Code><Message>{message}</Message></Error>".encode()]
+
+    def _counted(self, answer: Iterable[bytes], path: str) -> Iterator[bytes]:
+        for piece in answer:
+            self.sent[path] = self.sent.get(path, 0) + len(piece)
+            yield piece
 
     def _next_fault(self, method: str, path: str, query: str) -> Fault | None:
         for fault in list(self.faults):

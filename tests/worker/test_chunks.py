@@ -134,7 +134,7 @@ def test_answers_that_were_there_are_so_in_a_chunk_and_in_a_part() -> None:
 
 def test_a_chunk_of_a_version_that_knew_of_fewer_counts_is_read() -> None:
     head, element = encode_results(0, 0, [finished("a")], None).splitlines()
-    newer = {"truncated", "repeated", "cached"}
+    newer = {"truncated", "skipped", "repeated", "cached"}
     older = {name: value for name, value in json.loads(head).items() if name not in newer}
     assert restore_chunk(json.dumps(older).encode() + b"\n" + element + b"\n") == {0: finished("a")}
 
@@ -142,7 +142,7 @@ def test_a_chunk_of_a_version_that_knew_of_fewer_counts_is_read() -> None:
 def test_a_chunk_that_counts_more_than_it_holds_is_damaged() -> None:
     head, element = encode_results(0, 0, [finished("a")], None).splitlines()
     for planted, told in (
-        ({"truncated": [0, 0]}, "failed and truncated"),
+        ({"truncated": [0], "skipped": [0]}, "failed, skipped and truncated"),
         ({"repeated": [0], "cached": [0]}, "failed, repeated and cached"),
     ):
         with pytest.raises(ValueError, match=f"counts more {told} records than it holds"):

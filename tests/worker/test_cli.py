@@ -80,6 +80,22 @@ def test_plan_shows_what_a_job_asks_for(tmp_path: Path, capsys: Capture) -> None
         assert fact in out
 
 
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("/data/out.parquet", "/data/out.parquet (a table as Parquet)"),
+        ("/data/out.tsv", "/data/out.tsv (a table as TSV)"),
+        ("/data/out/", "/data/out/ (a table as Parquet, a file for each of the input's)"),
+    ],
+)
+def test_plan_says_how_a_table_is_written(tmp_path: Path, capsys: Capture, output: str, told: str) -> None:
+    table = json.dumps({"prompt": "{{ text }}", "parameters": {"max_tokens": 9}})
+    request = {"input_data_path": "/data/in.parquet", "output_data_path": output, "model_config": {"model": "m"}}
+    (tmp_path / "request.json").write_text(json.dumps(request))
+    assert main(["plan", str(tmp_path / "request.json"), "--table", table]) == ExitCode.DONE
+    assert f"output    {told}\n" in capsys.readouterr().out
+
+
 def test_status_of_nothing(tmp_path: Path, capsys: Capture) -> None:
     assert main(["status", str(tmp_path / "out.json")]) == ExitCode.BAD_REQUEST
     assert "nothing was launched" in capsys.readouterr().out
@@ -226,3 +242,84 @@ def test_collect_says_what_to_do_about_missing_chunks(tmp_path: Path) -> None:
     assert "--launched" not in none.stderr
     wrong = job.run("--launched", "--generation", "9")
     assert wrong.returncode == ExitCode.BAD_REQUEST
+
+
+TABLE = {"prompt": "{{ text }}", "parameters": {"max_tokens": 4}}
+
+
+def table_request(folder: Path, **fields: Any) -> str:
+    (folder / "in.jsonl").write_text('{"text": "one"}\n{"text": null}\n{"text": "{{ 1 }}"}\n')
+    return request_file(folder, output_data_path=str(folder / "out.jsonl"), **fields)
+
+
+def test_run_takes_a_table_as_text_as_a_file_and_as_a_variable(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+    path = table_request(tmp_path)
+    (tmp_path / "table.json").write_text(json.dumps(TABLE))
+    monkeypatch.setenv("MY_TABLE", json.dumps(TABLE))
+    for table in (json.dumps(TABLE), str(tmp_path / "table.json"), "env:MY_TABLE"):
+        assert main(["validate", path, "--table", table]) == ExitCode.DONE
+        monkeypatch.setenv("MY_TABLE", json.dumps(TABLE))
+    fingerprints = set()
+    for table in (json.dumps(TABLE), str(tmp_path / "table.json"), "env:MY_TABLE"):
+        capsys.readouterr()
+        assert main(["run", path, "--table", table]) == ExitCode.DONE
+        manifest = json.loads(capsys.readouterr().out)
+        assert (manifest["records"], manifest["failed"]) == (3, 1)
+        fingerprints.add(manifest["fingerprint"])
+    assert len(fingerprints) == 1
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["one", None, "{{ 1 }}"]
+    assert [row["completion"] is None for row in rows] == [False, True, False]
+
+
+def test_another_table_is_another_job(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+    path = table_request(tmp_path)
+    fingerprints = []
+    for table in (TABLE, {**TABLE, "prompt": "{{ text }}!"}, {**TABLE, "on_null": "skip"}):
+        capsys.readouterr()
+        assert main(["run", path, "--table", json.dumps(table)]) == ExitCode.DONE
+        fingerprints.append(json.loads(capsys.readouterr().out)["fingerprint"])
+    assert len(set(fingerprints)) == 3
+
+
+def test_a_table_that_can_not_be_is_refused_line_by_line(tmp_path: Path, capsys: Capture) -> None:
+    path = table_request(tmp_path, tool_config={"name": "code_evaluator"})
+    for command in ("validate", "plan", "run"):
+        assert main([command, path, "--table", json.dumps({**TABLE, "columns": ["a", "a"]})]) == ExitCode.BAD_REQUEST
+        lines = capsys.readouterr().err.splitlines()
+        assert sum(line.startswith(("  table.columns: ", "  tool_config: ")) for line in lines) == 2
+        assert main([command, path, "--table", '{"promt": ""}']) == ExitCode.BAD_REQUEST
+        assert "  table.promt: unknown field; did you mean prompt?" in capsys.readouterr().err
+        assert main([command, path, "--table", "{"]) == ExitCode.BAD_REQUEST
+        assert "the table is not JSON" in capsys.readouterr().err
+
+
+def test_a_column_that_is_not_there_is_told_before_anything_is_launched(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+    path = table_request(tmp_path)
+    assert main(["run", path, "--table", json.dumps({**TABLE, "prompt": "{{ txt }}"})]) == ExitCode.BAD_REQUEST
+    assert "table.prompt uses 'txt', which is no column of the input: did you mean 'text'?" in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl.job").exists()
+
+
+def test_replicas_of_a_table_and_collect(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMENGINE_ENGINE", "echo")
+    path = table_request(tmp_path)
+    for number in range(50):
+        with (tmp_path / "in.jsonl").open("a") as file:
+            file.write(json.dumps({"text": f"row {number}"}) + "\n")
+    table = ["--table", json.dumps(TABLE)]
+    for replica in ("0", "1"):
+        assert main(["run", path, *table, "--series", "s", "--replica", replica, "--replicas", "2"]) == ExitCode.DONE
+    assert main(["collect", path]) == ExitCode.BAD_REQUEST
+    assert "its table" in capsys.readouterr().err
+    assert main(["collect", path, *table]) == ExitCode.DONE
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows[3:]] == [f"row {number}" for number in range(50)]
+    assert all(row["completion"] for row in rows[3:])

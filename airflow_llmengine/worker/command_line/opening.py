@@ -7,6 +7,7 @@ import sys
 
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table, parse_table
 from airflow_llmengine.spec.validation import RequestInvalidError
 from airflow_llmengine.storage.filesystem import Storage
 from airflow_llmengine.worker.attempt import JobMismatchError, explain_by_version
@@ -38,8 +39,21 @@ def read_request(storage: Storage, source: str) -> bytes:
     return storage.location(source).read_bytes()
 
 
-def read_job_request(storage: Storage, options: argparse.Namespace) -> CreateBatchCompletionsV1Request:
-    """The request of a job to work on.
+def read_table(storage: Storage, source: str | None) -> Table | None:
+    """The table that ``--table`` tells of; None if there is none.
+
+    Raises:
+        RequestInvalidError: It is none, by its schema.
+    """
+    if source is None or source.lstrip().startswith("{"):
+        return parse_table(source)
+    return parse_table(read_request(storage, source))
+
+
+def read_job_request(
+    storage: Storage, options: argparse.Namespace
+) -> tuple[CreateBatchCompletionsV1Request, Table | None]:
+    """The request of a job to work on, and its table if it has one.
 
     Raises:
         RequestInvalidError: It can't be run.
@@ -47,7 +61,8 @@ def read_job_request(storage: Storage, options: argparse.Namespace) -> CreateBat
     """
     source = read_request(storage, options.request)
     try:
-        return validate_request(source)
+        table = read_table(storage, options.table)
+        return validate_request(source, table), table
     except RequestInvalidError as error:
         if options.launched:
             try:

@@ -98,6 +98,17 @@ def add_engine_args(sub: argparse.ArgumentParser) -> None:
     )
 
 
+def add_table(sub: argparse.ArgumentParser) -> None:
+    """Add ``--table``."""
+    sub.add_argument(
+        "--table",
+        metavar="TABLE",
+        help="the input is a table, and so is the output: how rows become records and results columns, as a JSON "
+        'object such as {"prompt": "Translate: {{ text }}", "parameters": {"max_tokens": 200}}, or a file, a URL, or '
+        "env:NAME that has it; the same for all commands of a job",
+    )
+
+
 def say(*lines: str) -> None:
     """Print what the command was asked for; standard output has nothing else."""
     for line in lines:

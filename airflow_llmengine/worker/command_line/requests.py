@@ -8,8 +8,11 @@ from typing import Any
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.hardware.gpus import Gpu
-from airflow_llmengine.worker.command_line.opening import open_storage, read_request
-from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
+from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.spec.table import Table
+from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.command_line.opening import open_storage, read_request, read_table
+from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, add_table, say
 from airflow_llmengine.worker.planning import gpu_types, planned
 
 
@@ -27,6 +30,7 @@ def add_validate(commands: Any) -> None:
     )
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
     add_engine_args(sub)
+    add_table(sub)
 
 
 def add_plan(commands: Any) -> None:
@@ -44,6 +48,7 @@ def add_plan(commands: Any) -> None:
     )
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
     add_engine_args(sub)
+    add_table(sub)
     sub.add_argument(
         "--gpu-types",
         type=_gpu_types,
@@ -55,15 +60,21 @@ def add_plan(commands: Any) -> None:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    validate_request(read_request(open_storage(options), options.request))
+    _request(open_storage(options), options)
     say("valid")
     return ExitCode.DONE
 
 
 def _plan(options: argparse.Namespace) -> int:
     storage = open_storage(options)
-    say(*planned(storage, validate_request(read_request(storage, options.request)), options.gpu_types))
+    request, table = _request(storage, options)
+    say(*planned(storage, request, options.gpu_types, table))
     return ExitCode.DONE
+
+
+def _request(storage: Storage, options: argparse.Namespace) -> tuple[CreateBatchCompletionsV1Request, Table | None]:
+    table = read_table(storage, options.table)
+    return validate_request(read_request(storage, options.request), table), table
 
 
 def _gpu_types(text: str) -> tuple[Gpu, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.replica_nodes import LIFELINE_PORT, NODE_TOKEN_VARIABLE, nodes_of
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.launch import job_input_identity
 from airflow_llmengine.worker.attempt import (
@@ -18,15 +19,17 @@ from airflow_llmengine.worker.attempt import (
     given_back,
     join_job,
     run_attempt,
+    table_output,
 )
 from airflow_llmengine.worker.chunks import DEFAULT_CHUNK_RECORDS, DEFAULT_CHUNK_TOKENS
 from airflow_llmengine.worker.command_line.argument_types import cache_path, count, rate
 from airflow_llmengine.worker.command_line.opening import open_storage, read_job_request
-from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, say
+from airflow_llmengine.worker.command_line.parser import REQUEST_HELP, add_command, add_engine_args, add_table, say
 from airflow_llmengine.worker.engines.load import engine_name
 from airflow_llmengine.worker.garbage import collect_garbage_seldom
 from airflow_llmengine.worker.logs import log_end
 from airflow_llmengine.worker.nodes.command import follow, lead
+from airflow_llmengine.worker.readers import open_input
 from airflow_llmengine.worker.stopping import Stop, watch_signals
 
 logger = logging.getLogger(__name__)
@@ -148,6 +151,7 @@ def add_follow(commands: Any) -> None:
     sub.add_argument("request", metavar="REQUEST", help=REQUEST_HELP)
     sub.add_argument("--node", type=count(1), required=True, metavar="K", help="which node this is; the first is 0")
     add_engine_args(sub)
+    add_table(sub)
     sub.add_argument("--leader", required=True, metavar="HOST", help="name or address of the first node")
     _add_nodes_arguments(sub, "")
     _add_grace_argument(sub)
@@ -159,10 +163,10 @@ def _run(options: argparse.Namespace) -> int:
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
     storage = open_storage(options, stop)
-    request = read_job_request(storage, options)
+    request, table = read_job_request(storage, options)
     if nodes_of(request) > 1:
-        return _end(lead(options, storage, request, _attempt(options), stop))
-    return _end(run_attempt(storage, request, _attempt(options), stop))
+        return _end(lead(options, storage, request, _attempt(options, table), stop))
+    return _end(run_attempt(storage, request, _attempt(options, table), stop))
 
 
 def _collect(options: argparse.Namespace) -> int:
@@ -170,7 +174,7 @@ def _collect(options: argparse.Namespace) -> int:
     stop = Stop()
     watch_signals(stop, options.grace_seconds)
     storage = open_storage(options, stop)
-    request = read_job_request(storage, options)
+    request, table = read_job_request(storage, options)
     # Only its name: collecting needs no engine, and may run where none is installed.
     engine = engine_name()
     launch = join_job(
@@ -179,21 +183,23 @@ def _collect(options: argparse.Namespace) -> int:
         input_identity=job_input_identity(storage, request),
         engine=engine,
         engine_args=options.engine_args,
+        table=table,
         generation=options.generation,
     )
     if launch.manifest is not None:
-        return _end(given_back(launch.manifest, _attempt(options)))
+        return _end(given_back(launch.manifest, _attempt(options, table)))
     directory = JobDirectory(storage, request.output_data_path)
-    return _end(collect_job(directory, launch, request, engine, _attempt(options)))
+    output = None if table is None else table_output(open_input(storage, request, table), request, table)
+    return _end(collect_job(directory, launch, request, engine, _attempt(options, table), output))
 
 
 def _follow(options: argparse.Namespace) -> int:
     storage = open_storage(options)
-    follow(options, storage, read_job_request(storage, options))
+    follow(options, storage, read_job_request(storage, options)[0])
     return ExitCode.DONE
 
 
-def _attempt(options: argparse.Namespace) -> AttemptOptions:
+def _attempt(options: argparse.Namespace, table: Table | None) -> AttemptOptions:
     return AttemptOptions(
         owner=options.owner,
         series=options.series or str(uuid.uuid4()),
@@ -205,6 +211,7 @@ def _attempt(options: argparse.Namespace) -> AttemptOptions:
         overwrite=options.overwrite,
         max_error_rate=options.max_error_rate,
         engine_args=options.engine_args,
+        table=table,
         cache_path=options.cache_path,
         chunk_records=options.chunk_records,
         chunk_tokens=options.chunk_tokens,
@@ -236,6 +243,7 @@ def _add_job_arguments(sub: argparse.ArgumentParser) -> None:
         "a failed job at any rate",
     )
     add_engine_args(sub)
+    add_table(sub)
     sub.add_argument(
         "--generation",
         type=count(1),

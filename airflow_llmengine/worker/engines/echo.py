@@ -20,6 +20,8 @@ A prompt that starts with ``llmengine-echo:reject`` is rejected, one that starts
 engine, and one that starts with ``llmengine-echo:kill`` the whole process, as when a machine runs out of memory. What
 is in work when the engine dies is not answered.
 
+A record whose ``response_format`` is a JSON Schema is answered with some JSON of that schema: see ``echo_structure``.
+
 With a ``tool_config`` the prompt is what a model would write: up to the first marker of a block's output, and after
 each block that has run, up to the next one.
 """
@@ -39,8 +41,10 @@ from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.pooling import PoolingFields
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import CompletionOutput, RecordErrorType, TokenOutput
+from airflow_llmengine.spec.sampling import ResponseFormatJsonSchema
 from airflow_llmengine.worker.engines.base import Answer, EngineDiedError, RecordRejectedError
 from airflow_llmengine.worker.engines.echo_pooling import pooling_body, texts_of
+from airflow_llmengine.worker.engines.echo_structure import structured_text
 from airflow_llmengine.worker.engines.echo_writing import EchoWriter, pieces
 from airflow_llmengine.worker.engines.spanning import NodePlace
 from airflow_llmengine.worker.engines.truncation import is_truncated
@@ -159,7 +163,7 @@ class EchoEngine:
         if isinstance(request, PoolingFields):
             return Answer(pooling_body(request, self._model, words), words, 0)
         copies = request.effective("n")
-        texts = [prompt for prompt in prompts for _ in range(copies)]
+        texts = [_text(request, prompt) for prompt in prompts for _ in range(copies)]
         body: dict[str, Any] = {
             "id": "",
             "object": "text_completion" if isinstance(request, CompletionV2Request) else "chat.completion",
@@ -173,6 +177,13 @@ class EchoEngine:
             },
         }
         return Answer(body, words, words * copies, truncated=is_truncated(request, body["choices"]))
+
+
+def _text(request: CompletionV2Request | ChatCompletionV2Request, prompt: str) -> str:
+    form = request.response_format
+    if not isinstance(form, ResponseFormatJsonSchema) or prompt.startswith(LENGTH_MARKER):
+        return prompt
+    return structured_text(prompt, form.json_schema.schema_ or {})
 
 
 def _choice(request: CompletionV2Request | ChatCompletionV2Request, index: int, text: str) -> dict[str, Any]:

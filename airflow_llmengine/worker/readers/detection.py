@@ -28,6 +28,8 @@ class InputFormat(StrEnum):
     """One object, which is one record."""
     JSON_LINES = "json_lines"
     """One record on each line. An empty file is this too."""
+    TABLE = "table"
+    """Rows of a table, of which templates make records. It is told, and never found out."""
 
 
 PROMPTS_KEY = "prompts"

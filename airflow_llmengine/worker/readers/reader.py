@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from airflow_llmengine.spec.check_tool import STOPS_INSIDE_BLOCKS, stops_inside_blocks
 from airflow_llmengine.spec.identity import inline_identity
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, CreateBatchCompletionsV1RequestContent
+from airflow_llmengine.spec.table import Table
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Storage
 from airflow_llmengine.storage.inputs import input_identity, list_input
@@ -21,7 +23,7 @@ from airflow_llmengine.worker.readers.json_array import read_json_array, read_js
 from airflow_llmengine.worker.readers.json_lines import read_json_lines
 from airflow_llmengine.worker.readers.limits import HEAD_BYTES
 from airflow_llmengine.worker.readers.raw_records import refused_record
-from airflow_llmengine.worker.readers.unchanged import UnchangedFile, changed
+from airflow_llmengine.worker.readers.unchanged import UnchangedFile, require_unchanged
 from airflow_llmengine.worker.readers.values import ValueRefusedError, refuse_lone_surrogates
 from airflow_llmengine.worker.records import RawRecord
 
@@ -65,13 +67,20 @@ class InputReader(ABC):
         """
 
 
-def open_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> InputReader:
+def open_input(storage: Storage, request: CreateBatchCompletionsV1Request, table: Table | None = None) -> InputReader:
     """Open a job's input: its ``content``, or the files of its ``input_data_path``.
+
+    Args:
+        storage: Where they are.
+        request: The job.
+        table: How rows become records, if the files are a table.
 
     Raises:
         InputInvalidError: It can be seen at once that the input can't be read.
         StorageError: A file does not exist or can't be read.
     """
+    if table is not None:
+        return _open_table(storage, request, table)
     if request.content is not None:
         return InlineInput(request.content)
     if request.input_data_path is None:
@@ -80,6 +89,18 @@ def open_input(storage: Storage, request: CreateBatchCompletionsV1Request) -> In
     if request.tool_config is not None:
         _refuse_without_blocks(reader.content)
     return reader
+
+
+def _open_table(storage: Storage, request: CreateBatchCompletionsV1Request, table: Table) -> InputReader:
+    for package in ("jinja2", "numpy", "pyarrow"):
+        if importlib.util.find_spec(package) is None:
+            raise InputInvalidError(
+                f"A table needs the package {package}, which is not installed where the worker runs: install "
+                "airflow-llmengine[parquet] there."
+            )
+    from airflow_llmengine.worker.tables.table_input import TableInput
+
+    return TableInput(storage, request, table)
 
 
 def _refuse_without_blocks(content: CreateBatchCompletionsV1RequestContent | None) -> None:
@@ -147,13 +168,8 @@ class FileInput(InputReader):
                 raise InputChangedError(f"The input was changed while the job read it: {error}") from error
 
     def check_unchanged(self) -> None:
-        """See ``InputReader``. Local files are read once more for it, since nothing less proves it."""
-        try:
-            now = input_identity(self._storage, list_input(self._storage, self._url))
-        except (StorageNotFoundError, StorageChangedError) as error:
-            raise InputChangedError(f"The input was changed while the job read it: {error}") from error
-        if now != self.identity:
-            raise changed(self._storage.location(self._url))
+        """See ``InputReader``."""
+        require_unchanged(self._storage, self._url, self.identity)
 
     def _look_at_first(self) -> tuple[InputFormat, CreateBatchCompletionsV1RequestContent | None]:
         name = self._names[0]

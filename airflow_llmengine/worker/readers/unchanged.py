@@ -6,7 +6,9 @@ put back before the job's last look, would leave chunks of another input among t
 
 from __future__ import annotations
 
-from airflow_llmengine.storage.filesystem import FileEntry, Location
+from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
+from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage
+from airflow_llmengine.storage.inputs import input_identity, list_input
 from airflow_llmengine.worker.readers.errors import InputChangedError
 
 
@@ -42,6 +44,11 @@ class UnchangedFile:
             self._require_same()
         return data
 
+    def read_at(self, position: int, size: int) -> bytes:
+        """The bytes from a place on; less than ``size`` only at the end."""
+        self._file.seek(position)
+        return self.read(size)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -54,6 +61,28 @@ class UnchangedFile:
             self._entry.stamp,
         ):
             raise changed(self._location)
+
+
+def require_unchanged(storage: Storage, url: str, identity: str) -> None:
+    """Make sure that the files of an input are still those that they were when it was opened.
+
+    Local files are read once more for it, since nothing less proves it.
+
+    Args:
+        storage: Where they are.
+        url: What names them: a file, a folder or a glob.
+        identity: What ``input_identity`` gave then.
+
+    Raises:
+        InputChangedError: They are not.
+        StorageError: It can't be told.
+    """
+    try:
+        now = input_identity(storage, list_input(storage, url))
+    except (StorageNotFoundError, StorageChangedError) as error:
+        raise InputChangedError(f"The input was changed while the job read it: {error}") from error
+    if now != identity:
+        raise changed(storage.location(url))
 
 
 def changed(location: Location) -> InputChangedError:

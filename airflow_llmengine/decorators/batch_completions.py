@@ -1,0 +1,149 @@
+"""``@task.llmengine_batch``: a batch completion job whose input a function gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+
+from airflow_llmengine.exceptions import RequestRefusedError
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+from airflow_llmengine.operators.mapping import gather
+from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, pool_slots, protect, refuse_misspelt, unwrap
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_llmengine.hooks.llmengine import LLMEngineHook
+    from airflow_llmengine.operators.attempt_options import TaskOptions
+    from airflow_llmengine.spec.hardware.inference import Model
+    from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+    from airflow_llmengine.storage.launch import Launch
+
+
+class LLMEngineBatchCompletionsDecoratedOperator(DecoratedOperator, LLMEngineBatchCompletionsOperator):
+    """Calls a function, and runs a batch completion job on what it returns.
+
+    Args:
+        python_callable: The function; see ``llmengine_batch_task``.
+        kwargs: The arguments of ``LLMEngineBatchCompletionsOperator``, and what a decorated task has.
+    """
+
+    # The function may give any field.
+    _request_is_whole: ClassVar[bool] = False
+
+    custom_operator_name = "@task.llmengine_batch"
+    template_fields: Sequence[str] = (
+        *DecoratedOperator.template_fields,
+        *LLMEngineBatchCompletionsOperator.template_fields,
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        **DecoratedOperator.template_fields_renderers,
+        **LLMEngineBatchCompletionsOperator.template_fields_renderers,
+    }
+    # So that the request is shown as it was run.
+    overwrite_rtif_after_execution = True
+
+    def __init__(self, *, python_callable: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(python_callable=python_callable, **kwargs)
+        self._rows: bytes | None = None
+        if self.is_async:
+            raise RequestRefusedError(
+                f"{python_callable.__name__} is asynchronous, which {self.custom_operator_name} does not call: let it "
+                "be an ordinary function."
+            )
+
+    def execute(self, context: Context) -> Any:
+        """Call the function, and run the job, or find that it is done.
+
+        Raises:
+            LLMEngineError: What the function returned is no input, or the job did not succeed.
+        """
+        from airflow_llmengine.decorators.returned_input import read_returned
+        from airflow_llmengine.hooks.llmengine import LLMEngineHook
+
+        names = {**context, **self.op_kwargs}
+        returned = self.python_callable(*self.op_args, **self.determine_kwargs(names))
+        hook = LLMEngineHook(self.llmengine_conn_id)
+        read = read_returned(
+            returned, source=self.python_callable.__name__, storage_conn_id=hook.settings.storage_conn_id
+        )
+        if isinstance(self.request, Mapping):
+            self._rows = read.rows
+            fields = {**self.request, **read.fields}
+            if read.rows is not None:
+                fields["input_data_path"] = self._place_of_rows(hook, fields, read.rows)
+            self.request = protect(fields)
+        return super().execute(context)
+
+    def _place_of_rows(self, hook: LLMEngineHook, request: Mapping[str, Any], rows: bytes) -> str:
+        """Where the rows will be: beside the output."""
+        from airflow_llmengine.operators.staging import place_of_input
+
+        table = unwrap(self.table)
+        if table and not rows:
+            raise RequestRefusedError(
+                f"{self.python_callable.__name__} returned no rows, and without any a table has no columns: let it "
+                "raise AirflowSkipException where there is nothing to do."
+            )
+        if isinstance(table, Mapping) and table.get("input_format") not in (None, "jsonl"):
+            raise RequestRefusedError(
+                f"table.input_format is {table['input_format']}, and {self.python_callable.__name__} returned rows, "
+                "which are written as JSON lines: leave it out."
+            )
+        output = request.get("output_data_path")
+        # Of one that is none the request's check tells.
+        known = isinstance(output, str) and bool(output.strip())
+        return place_of_input(hook.storage(), str(output), rows, ".jsonl").url if known else "rows.jsonl"
+
+    def _launch(
+        self,
+        hook: LLMEngineHook,
+        request: CreateBatchCompletionsV1Request,
+        *,
+        owner: str,
+        series: str,
+        options: TaskOptions,
+    ) -> tuple[Launch, CreateBatchCompletionsV1Request, Model | None]:
+        if self._rows is None:
+            return super()._launch(hook, request, owner=owner, series=series, options=options)
+        from airflow_llmengine.operators.staging import place_of_input, staged_input
+
+        storage, output = hook.storage(), request.output_data_path
+        place = place_of_input(storage, output, self._rows, ".jsonl")
+        with staged_input(storage, output, place, self._rows):
+            return super()._launch(hook, request, owner=owner, series=series, options=options)
+
+
+def llmengine_batch_task(
+    python_callable: Callable[..., Any] | None = None, *, multiple_outputs: bool = True, **kwargs: Any
+) -> TaskDecorator:
+    """Make a function a task that runs a batch completion job; in DAGs it is ``@task.llmengine_batch``.
+
+    The function runs where the task runs, and what it returns is the job's input:
+
+    - a dictionary: fields of the request, which go before those that the decorator is given;
+    - rows, a list of dictionaries or a generator of them: records, or with ``table`` the rows of the table. They are
+      written beside the output as JSON lines, named by their content: the same rows are the same job;
+    - a path as text, ``Path`` or ``ObjectStoragePath``: ``input_data_path``.
+
+    What it returns is data, and no template. The task's XCom is that of the operator.
+
+    Args:
+        python_callable: The function.
+        multiple_outputs: Whether each field of the result is pushed under its own key, too.
+        kwargs: The arguments of ``LLMEngineBatchCompletionsOperator``, but that the function may give fields of the
+            request instead.
+
+    Raises:
+        RequestRefusedError: The arguments are wrong whatever the function returns; when the DAG is parsed.
+    """
+    refuse_misspelt(LLMEngineBatchCompletionsDecoratedOperator, kwargs)
+    given = {name: value for name, value in kwargs.items() if value is not None or name not in REQUEST_FIELDS}
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=LLMEngineBatchCompletionsDecoratedOperator,
+        **gather({**pool_slots(given, given), **given}),
+    )
