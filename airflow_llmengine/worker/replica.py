@@ -388,24 +388,19 @@ class Replica:
     async def _outcome(self, record: Record, work: ChunkWork) -> Outcome | None:
         """What the engine makes of a record; None if this attempt ends over it."""
         in_engine = 0.0
-        results = work.results
-
-        async def note_alone() -> None:
-            # If the process dies of it, what was finished until then, and who was found out, must be known.
-            await self._open.save(results)
-            await asyncio.to_thread(self._share.note_alone, results.number, record.index)
 
         async def ask(question: Callable[[Engine], Awaitable[T]]) -> T:
             nonlocal in_engine
-            started = time.monotonic()
+            began = time.monotonic()
             try:
-                return await self._engine.ask(question, deaths=ALONE if work.alone else 0, before_alone=note_alone)
+                return await self._ask(question, record, work)
             finally:
-                in_engine += time.monotonic() - started
+                in_engine += time.monotonic() - began
 
+        started = time.monotonic()
         try:
             if self._evaluator is None:
-                answer = await ask(lambda engine: engine.complete(record))
+                answer = await self._ask(lambda engine: engine.complete(record), record, work)
             else:
                 answer = await self._evaluator.complete(record, ask, self._leave)
             if self._cache is not None:
@@ -421,8 +416,18 @@ class Replica:
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this record and not the job
             outcome = _told_defect(record, error)
-        self._latencies.append(in_engine)
+        self._latencies.append(time.monotonic() - started if self._evaluator is None else in_engine)
         return outcome
+
+    def _ask(self, question: Callable[[Engine], Awaitable[T]], record: Record, work: ChunkWork) -> Awaitable[T]:
+        """Have an engine do something for a record."""
+
+        async def note_alone() -> None:
+            # If the process dies of it, what was finished until then, and who was found out, must be known.
+            await self._open.save(work.results)
+            await asyncio.to_thread(self._share.note_alone, work.results.number, record.index)
+
+        return self._engine.ask(question, deaths=ALONE if work.alone else 0, before_alone=note_alone)
 
     def _finish(self, record: Record, results: ChunkResults, outcome: Outcome, *, repeated: bool = False) -> None:
         """Put a record's outcome in its place, and commit the chunk with its last one."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -173,6 +174,11 @@ def lasts(record: Record) -> bool:
     return all(url is None or url[:5].lower() == "data:" for url in urls)
 
 
+@lru_cache(maxsize=256)
+def _that_change_something(given: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(given - CHANGES_NOTHING))
+
+
 def _canonical(request: BatchRecord) -> bytes:
     """What a record asks, as JSON: the fields by name, without those that say nothing.
 
@@ -181,7 +187,7 @@ def _canonical(request: BatchRecord) -> bytes:
     """
     values, defaults = request.__dict__, _SAYS_NOTHING[type(request)]
     asked: list[Any] = []
-    for name in sorted(request.model_fields_set - CHANGES_NOTHING):
+    for name in _that_change_something(frozenset(request.model_fields_set)):
         value = values[name]
         if value is None or (name in defaults and defaults[name] == value):
             continue
