@@ -81,6 +81,9 @@ OPEN_BYTES = 256 * 1024 * 1024
 RECORDS_AT_ONCE = 32
 """Records that may be finished in a row before others get their turn in the loop: a millisecond or two."""
 
+RECORDS_OF_A_PLACE = 8
+"""The same of each place in the engine, of which there may be hundreds."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
@@ -357,7 +360,7 @@ class Replica:
             admitted = None
             while admitted is None:
                 in_a_row += 1
-                if in_a_row % RECORDS_AT_ONCE == 0:
+                if in_a_row % RECORDS_OF_A_PLACE == 0:
                     # Nothing of this may have had to wait.
                     await asyncio.sleep(0)
                 taken = self._ahead.take() if self._has_room(leaving=1) and not self._stop.is_requested() else None
