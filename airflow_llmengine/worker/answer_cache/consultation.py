@@ -100,7 +100,7 @@ class Consultation:
         self._known.give_up()
 
     def ahead(self, chunks: Iterator[Chunk], *, is_done: Callable[[int], bool]) -> Iterator[Chunk]:
-        """Give chunks on as they come, and look the next ones up meanwhile.
+        """Give chunks on as they come, and look the next ones up meanwhile. ``forget`` each that is done with.
 
         Args:
             chunks: The chunks to work on. Iterated in another thread.
@@ -119,13 +119,15 @@ class Consultation:
                 )
                 for chunk in block.chunks:
                     self._blocks[chunk.number] = block
-                for chunk in block.chunks:
-                    yield chunk
-                    self._blocks.pop(chunk.number, None)
+                yield from block.chunks
                 if block.failed is not None:
                     raise block.failed
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def forget(self, chunk: int) -> None:
+        """A chunk that ``ahead`` gave was worked on, or is left to others."""
+        self._blocks.pop(chunk, None)
 
     def records_of(
         self, chunk: Chunk, finished: Container[int]

@@ -24,7 +24,6 @@ from airflow_llmengine.spec.content_parts import media_parts, media_url
 from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.record_fields import FROM_THE_GENERATION_CONFIG
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
-from airflow_llmengine.spec.sampling import GREEDY_BELOW
 from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.worker.records import PromptRecord, Record
 
@@ -140,7 +139,7 @@ class AnswerKeys:
     def _begin(self, content: CreateBatchCompletionsV1RequestContent) -> None:
         """Take on the parameters that V1 records share: they are hashed once for all of them."""
         self._content = content
-        self._content_determines = content.temperature < GREEDY_BELOW
+        self._content_determines = content.temperature == 0
         given = {
             name: int(value) if type(value) is float and value.is_integer() else value
             for name, value in content.given().items()
@@ -154,8 +153,8 @@ class AnswerKeys:
 
 def is_determined(request: CompletionV2Request | ChatCompletionV2Request) -> bool:
     """Whether the same request gives the same answer, but for the engine's numerics."""
-    given = request.model_fields_set
-    if "temperature" in given and request.temperature is not None and request.temperature < GREEDY_BELOW:
+    # Not at any other temperature, however small: vLLM samples at 0.01 then.
+    if "temperature" in request.model_fields_set and request.temperature == 0:
         return True
     return request.seed is not None or bool(request.use_beam_search)
 
