@@ -384,9 +384,8 @@ class Replica:
             if count % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if not holds_for_others(outcome) and not self._stop.is_requested():
-            following = self._repeats.instead(key)
-            if following is not None:
-                self._send((*following, key))
+            for following, shared in self._repeats.instead(key):
+                self._send((*following, shared))
 
     async def _outcome(self, record: Record, work: ChunkWork) -> Outcome | None:
         """What the engine makes of a record; None if this attempt ends over it."""
