@@ -50,7 +50,6 @@ CHANGES_NOTHING = frozenset(
         "early_stopping",
         "function_call",
         "functions",
-        "guided_decoding_backend",
         "guided_whitespace_pattern",
         "modalities",
         "moderation",
