@@ -139,6 +139,7 @@ class Replica:
         self._away = 0
         """Of the records in flight, those that ask nothing of the engine at the moment."""
         self._commits: set[asyncio.Task[None]] = set()
+        self._defects: list[BaseException] = []
         self._bytes_in_flight = 0
         self._changed = asyncio.Event()
         """Whether there may be room for a record, a record for the room, or a reason to stop."""
@@ -283,6 +284,7 @@ class Replica:
         try:
             while not self._stop.is_requested():
                 self._changed.clear()
+                self._raise_defect()
                 taken = self._ahead.take() if self._has_room() else None
                 if taken is not None:
                     admitted = self._admit(*taken)
@@ -303,6 +305,7 @@ class Replica:
                     looked_again = True
                     self._ahead.begin()
             await self._drain()
+            self._raise_defect()
             return self._share.exhausted and not self._open and not self._ahead.waiting
         finally:
             stopped.cancel()
@@ -347,7 +350,17 @@ class Replica:
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
+        self._note_defect(task)
+
+    def _note_defect(self, task: asyncio.Task[None]) -> None:
+        """Have ``_generate`` raise what a task ended with: it is a defect, and the record would stay open unnoticed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defects.append(error)
         self._changed.set()
+
+    def _raise_defect(self) -> None:
+        if self._defects:
+            raise self._defects[0]
 
     async def _keep_busy(self, admitted: _Admitted | None) -> None:
         """Complete a record, and then others in its place, as long as there are any: a task for each takes its time."""
@@ -478,7 +491,7 @@ class Replica:
 
     def _committed(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
-        self._changed.set()
+        self._note_defect(commit)
 
     async def _commit_or_stop(self, results: ChunkResults) -> None:
         try:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Storage
-from airflow_llmengine.worker.attempt import AttemptOptions, run_attempt
+from airflow_llmengine.worker.attempt import AttemptOptions, AttemptOutcome, run_attempt
 from airflow_llmengine.worker.engines.base import Answer
 from airflow_llmengine.worker.engines.echo import EchoEngine
 from airflow_llmengine.worker.records import Record
-from airflow_llmengine.worker.replica import RECORDS_OF_A_PLACE
+from airflow_llmengine.worker.replica import RECORDS_OF_A_PLACE, Replica
 from airflow_llmengine.worker.stopping import Stop
 from tests.worker.jobs import Job
 
@@ -66,15 +69,19 @@ class Loop:
         self._turn, self.since_turn = None, 0
 
 
-def run(folder: Path, loop: Loop) -> None:
-    job = Job(folder, (f"row {index}" for index in range(RECORDS)))
-    outcome = run_attempt(
+def attempt(job: Job, loop: Loop) -> AttemptOutcome:
+    return run_attempt(
         Storage(),
         validate_request(json.dumps(job.request)),
         AttemptOptions(owner="o", series="s"),
         Stop(),
         make_engine=loop.engine,
     )
+
+
+def run(folder: Path, loop: Loop) -> None:
+    job = Job(folder, (f"row {index}" for index in range(RECORDS)))
+    outcome = attempt(job, loop)
     assert outcome.exit_code is ExitCode.DONE
     assert job.manifest().succeeded == RECORDS
 
@@ -90,3 +97,28 @@ def test_a_place_is_used_again_without_a_new_task(tmp_path: Path) -> None:
     loop = Loop(seconds=0.001)
     run(tmp_path, loop)
     assert len(loop.tasks) < RECORDS / 2
+
+
+@pytest.mark.parametrize("method", ["_finish", "_commit"])
+def test_a_defect_of_ours_ends_the_attempt_and_not_only_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Else its record, or its chunk, would stay open, and the attempt would say that it is done."""
+    calls = 0
+    original = getattr(Replica, method)
+
+    def broken(replica: Replica, *arguments: Any, **further: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise ZeroDivisionError
+        return original(replica, *arguments, **further)
+
+    monkeypatch.setattr(Replica, method, broken)
+    job = Job(tmp_path, (f"row {index}" for index in range(RECORDS)))
+    with pytest.raises(ZeroDivisionError):
+        attempt(job, Loop(seconds=0.001))
+    assert job.committed()
+    monkeypatch.undo()
+    assert attempt(job, Loop(seconds=0.001)).exit_code is ExitCode.DONE
+    assert job.manifest().succeeded == RECORDS

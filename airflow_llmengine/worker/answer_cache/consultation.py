@@ -92,6 +92,7 @@ class Consultation:
         self._blocks: dict[int, _Block] = {}
         """By the number of each chunk that is still to be worked on."""
         self._given = False
+        self._told_of_none = False
         self._closed = False
 
     def close(self) -> None:
@@ -213,7 +214,13 @@ class Consultation:
         except (ValueError, RecursionError):
             body = None
         if not is_answer(body, record.request) or place.prompt_tokens < 0 or place.completion_tokens < 0:
-            logger.warning("%s: the cache has what is no answer to it, so it is generated", record.location)
+            if not self._told_of_none:
+                self._told_of_none = True
+                logger.warning(
+                    "%s: the cache has what is no answer to it, so it is generated, as are others of which this is "
+                    "not told",
+                    record.location,
+                )
             return None
         if not self._given:
             self._before_first()
