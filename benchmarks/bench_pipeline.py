@@ -1,8 +1,8 @@
 """What the worker itself costs, without an engine: records a second, by format of the input and by stage.
 
-A stand-in engine answers each record in the event loop's next turn, with one ready answer; what that costs is shown. All
-runs are pinned to one core, each in a process of its own, and are counted in seconds of that core, so that what else
-the machine does matters little; the seconds that passed are shown beside them.
+A stand-in engine answers each record in the event loop's next turn, with one ready answer; what that costs is shown.
+All runs are pinned to one core, each in a process of its own, and are counted in seconds of that core, so that what
+else the machine does matters little; the seconds that passed are shown beside them.
 
     python benchmarks/bench_pipeline.py [--records 100000] [--pairs 5] [--formats json-lines json-array ...]
     python benchmarks/bench_pipeline.py --against CHECKOUT    # the same runs, in turn, with the package of that folder
@@ -290,7 +290,8 @@ def compare(folder: Path, kind: str, pairs: int, against: Path | None) -> None:
         peak = max(run["peak_mb"] for run in runs[side])
         print(
             f"{kind:14} {side:5} {spread(speeds)} records a second of the core; {statistics.median(passed):,.0f} a "
-            f"second passed; peak {peak:.0f} MB\n{'':21}us a record: {split}, engine {micro['engine']:.1f}, loop {rest:.1f}",
+            f"second passed; peak {peak:.0f} MB\n"
+            f"{'':21}us a record: {split}, engine {micro['engine']:.1f}, loop {rest:.1f}",
             flush=True,
         )
     if against:

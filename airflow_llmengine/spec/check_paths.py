@@ -94,23 +94,35 @@ def _output_refusals(url: str, *, may_be_folder: bool) -> Iterator[Refusal]:
 
 
 def _overlap_refusals(source: str, target: str) -> Iterator[Refusal]:
-    """Results among the input's own files would be read as input by the next attempt.
+    """Results among the input's own files would be read as input by the next attempt."""
+    if _parts(source) == _parts(target):
+        yield Refusal("output_data_path", "is the same as input_data_path", "write the results elsewhere")
+    elif lies_among(source, target):
+        reason = "lies among the files of input_data_path, where the next attempt would read it as input"
+        yield Refusal("output_data_path", reason, "write the results elsewhere")
+
+
+def is_within(place: str, target: str) -> bool:
+    """Whether a place is that of a job's results, of what stands beside them, or lies below one of these."""
+    target_parts, parts = _parts(target), _parts(place)
+    last = len(target_parts) - 1
+    taken = {target_parts[last] + suffix for suffix in ("", ".job", ".manifest.json")}
+    return parts[:last] == target_parts[:last] and len(parts) > last and parts[last] in taken
+
+
+def lies_among(source: str, target: str) -> bool:
+    """Whether a file, that is not the input itself, is among the input's files.
 
     What a folder or a glob stands for is ``storage.inputs``' business; this catches what the paths alone tell.
     """
     source_parts, target_parts = _parts(source), _parts(target)
-    if source_parts == target_parts:
-        yield Refusal("output_data_path", "is the same as input_data_path", "write the results elsewhere")
-        return
     folder = source_parts if not any(map(_is_pattern, source_parts)) else source_parts[:-1]
     if any(map(_is_pattern, folder)) or target_parts[: len(folder)] != folder:
-        return
+        return False
     below = target_parts[len(folder) :]
-    if any(part.startswith((".", "_")) for part in below):
-        return
-    if folder == source_parts or fnmatch.fnmatchcase(below[0], source_parts[-1]) or source_parts[-1] == "**":
-        reason = "lies among the files of input_data_path, where the next attempt would read it as input"
-        yield Refusal("output_data_path", reason, "write the results elsewhere")
+    if not below or any(part.startswith((".", "_")) for part in below):
+        return False
+    return folder == source_parts or fnmatch.fnmatchcase(below[0], source_parts[-1]) or source_parts[-1] == "**"
 
 
 def _is_pattern(part: str) -> bool:

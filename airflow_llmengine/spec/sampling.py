@@ -19,9 +19,6 @@ from airflow_llmengine.spec.wire_types import (
     number,
 )
 
-GREEDY_BELOW = 1e-5
-"""vLLM decodes greedily at temperatures below this."""
-
 
 class JsonSchema(WireModel):
     """The JSON Schema that an answer must follow."""

@@ -304,9 +304,15 @@ class JobScratch:
         """Where a chunk's file is, for messages."""
         return str(self._chunk(chunk, round_number))
 
-    def commit_part(self, chunk: int, data: bytes) -> int:
-        """Commit the finished records of an interrupted chunk; gives the part's number, the first that was free."""
-        part = max(self._parts(chunk), default=-1) + 1
+    def commit_part(self, chunk: int, data: bytes, *, known: int = 0) -> int:
+        """Commit the finished records of an interrupted chunk; gives the part's number, the first that was free.
+
+        Args:
+            chunk: The chunk's number.
+            data: The part's file.
+            known: How many parts of it are known to stand. Nothing is listed: a long job has many parts.
+        """
+        part = known
         while not self._chunk_file(chunk, "part", part).create(data):
             part += 1
         return part
@@ -383,12 +389,6 @@ class JobScratch:
 
     def _claim(self, chunk: int, number: int) -> Location:
         return self._claims.child(_chunk_path(chunk) + (f".{number}" if number else ""))
-
-    def _parts(self, chunk: int) -> list[int]:
-        folder = _chunk_path(chunk).partition("/")[0]
-        names = (f"{folder}/{entry.name}" for entry in self._chunks.child(folder).list())
-        parsed = (_parse_chunk_name(name) for name in names)
-        return sorted(found[2] for found in parsed if found is not None and found[:2] == (chunk, "part"))
 
     def _chunk_names(self) -> list[tuple[int, str, int]]:
         parsed = (_parse_chunk_name(name) for name in self._chunks.walk_names())

@@ -120,6 +120,8 @@ class ChunkResults:
     """By the record's index in the input."""
     saved: set[int] = field(default_factory=set)
     """Indices that are in a part already, of this attempt or an earlier one."""
+    parts: int = 0
+    """How many parts are known to stand."""
     round_number: int = 0
     """0, or the number of the time that the chunk is made again for its transient errors."""
     standing: dict[int, Finished] = field(default_factory=dict)

@@ -52,7 +52,7 @@ class ElementWriter:
         has_fractions = may_have_fractions(answer.body)
         body = in_place(answer.body, record)
         if not isinstance(record.request, PromptRecord):
-            body = {**body, "id": f"{_ID_PREFIXES[type(record.request)]}-{self._fingerprint}-{record.index}"}
+            body["id"] = f"{_ID_PREFIXES[type(record.request)]}-{self._fingerprint}-{record.index}"
             if "created" in body:
                 # A reranking has none.
                 body["created"] = self._created

@@ -138,6 +138,7 @@ class LineUp:
 
 def _bytes(record: Record) -> int:
     request = record.request
-    if isinstance(request, CompletionV2Request) and not isinstance(request.prompt, str):
+    # Asking pydantic's classes by isinstance takes ten times as long.
+    if type(request) is CompletionV2Request and type(request.prompt) is not str:
         return record.size * BYTES_OF_AN_ID
     return record.size

@@ -82,11 +82,12 @@ class OpenChunks:
             return
         indices = set(results.finished)
         try:
-            await asyncio.to_thread(self._scratch.commit_part, results.number, part)
+            written = await asyncio.to_thread(self._scratch.commit_part, results.number, part, known=results.parts)
         except StorageError:
             if since is not None and results.number in self._chunks:
                 self._unsaved_since[results.number] = since
             raise
+        results.parts = max(results.parts, written + 1)
         results.saved |= indices
 
     async def save_all(self, chunks: Iterable[ChunkResults]) -> None:

@@ -81,6 +81,9 @@ OPEN_BYTES = 256 * 1024 * 1024
 RECORDS_AT_ONCE = 32
 """Records that may be finished in a row before others get their turn in the loop: a millisecond or two."""
 
+RECORDS_OF_A_PLACE = 8
+"""The same of each place in the engine, of which there may be hundreds."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
@@ -136,6 +139,7 @@ class Replica:
         self._away = 0
         """Of the records in flight, those that ask nothing of the engine at the moment."""
         self._commits: set[asyncio.Task[None]] = set()
+        self._defects: list[BaseException] = []
         self._bytes_in_flight = 0
         self._changed = asyncio.Event()
         """Whether there may be room for a record, a record for the room, or a reason to stop."""
@@ -280,6 +284,7 @@ class Replica:
         try:
             while not self._stop.is_requested():
                 self._changed.clear()
+                self._raise_defect()
                 taken = self._ahead.take() if self._has_room() else None
                 if taken is not None:
                     admitted = self._admit(*taken)
@@ -300,6 +305,7 @@ class Replica:
                     looked_again = True
                     self._ahead.begin()
             await self._drain()
+            self._raise_defect()
             return self._share.exhausted and not self._open and not self._ahead.waiting
         finally:
             stopped.cancel()
@@ -344,7 +350,17 @@ class Replica:
 
     def _left(self, task: asyncio.Task[None]) -> None:
         self._in_flight.discard(task)
+        self._note_defect(task)
+
+    def _note_defect(self, task: asyncio.Task[None]) -> None:
+        """Have ``_generate`` raise what a task ended with: it is a defect, and the record would stay open unnoticed."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._defects.append(error)
         self._changed.set()
+
+    def _raise_defect(self) -> None:
+        if self._defects:
+            raise self._defects[0]
 
     async def _keep_busy(self, admitted: _Admitted | None) -> None:
         """Complete a record, and then others in its place, as long as there are any: a task for each takes its time."""
@@ -357,7 +373,7 @@ class Replica:
             admitted = None
             while admitted is None:
                 in_a_row += 1
-                if in_a_row % RECORDS_AT_ONCE == 0:
+                if in_a_row % RECORDS_OF_A_PLACE == 0:
                     # Nothing of this may have had to wait.
                     await asyncio.sleep(0)
                 taken = self._ahead.take() if self._has_room(leaving=1) and not self._stop.is_requested() else None
@@ -381,31 +397,25 @@ class Replica:
             if count % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         if not holds_for_others(outcome) and not self._stop.is_requested():
-            following = self._repeats.instead(key)
-            if following is not None:
-                self._send((*following, key))
+            for following, shared in self._repeats.instead(key):
+                self._send((*following, shared))
 
     async def _outcome(self, record: Record, work: ChunkWork) -> Outcome | None:
         """What the engine makes of a record; None if this attempt ends over it."""
         in_engine = 0.0
-        results = work.results
-
-        async def note_alone() -> None:
-            # If the process dies of it, what was finished until then, and who was found out, must be known.
-            await self._open.save(results)
-            await asyncio.to_thread(self._share.note_alone, results.number, record.index)
 
         async def ask(question: Callable[[Engine], Awaitable[T]]) -> T:
             nonlocal in_engine
-            started = time.monotonic()
+            began = time.monotonic()
             try:
-                return await self._engine.ask(question, deaths=ALONE if work.alone else 0, before_alone=note_alone)
+                return await self._ask(question, record, work)
             finally:
-                in_engine += time.monotonic() - started
+                in_engine += time.monotonic() - began
 
+        started = time.monotonic()
         try:
             if self._evaluator is None:
-                answer = await ask(lambda engine: engine.complete(record))
+                answer = await self._ask(lambda engine: engine.complete(record), record, work)
             else:
                 answer = await self._evaluator.complete(record, ask, self._leave)
             if self._cache is not None:
@@ -421,8 +431,18 @@ class Replica:
             return None
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs this record and not the job
             outcome = _told_defect(record, error)
-        self._latencies.append(in_engine)
+        self._latencies.append(time.monotonic() - started if self._evaluator is None else in_engine)
         return outcome
+
+    def _ask(self, question: Callable[[Engine], Awaitable[T]], record: Record, work: ChunkWork) -> Awaitable[T]:
+        """Have an engine do something for a record."""
+
+        async def note_alone() -> None:
+            # If the process dies of it, what was finished until then, and who was found out, must be known.
+            await self._open.save(work.results)
+            await asyncio.to_thread(self._share.note_alone, work.results.number, record.index)
+
+        return self._engine.ask(question, deaths=ALONE if work.alone else 0, before_alone=note_alone)
 
     def _finish(self, record: Record, results: ChunkResults, outcome: Outcome, *, repeated: bool = False) -> None:
         """Put a record's outcome in its place, and commit the chunk with its last one."""
@@ -471,7 +491,7 @@ class Replica:
 
     def _committed(self, commit: asyncio.Task[None]) -> None:
         self._commits.discard(commit)
-        self._changed.set()
+        self._note_defect(commit)
 
     async def _commit_or_stop(self, results: ChunkResults) -> None:
         try:

@@ -211,14 +211,22 @@ class Share:
                 self._progress.already += len(chunk.records)
                 if chunk.number in again:
                     yield from self._round(chunk)
+                self._forget([chunk])
             else:
                 pending.append(chunk)
             if len(pending) >= self._at_once:
                 yield from self._claimed(pending)
+                self._forget(pending)
                 pending = []
             if self._closed.is_set():
                 return
         yield from self._claimed(pending)
+
+    def _forget(self, chunks: Sequence[Chunk]) -> None:
+        """What was looked up of chunks that others hold need not be kept."""
+        if self._consultation is not None:
+            for chunk in chunks:
+                self._consultation.forget(chunk.number)
 
     def _own_chunks(self) -> Iterator[Chunk]:
         """This replica's chunks of the whole input; at its end it is known how long that is."""
@@ -291,8 +299,10 @@ class Share:
 
     def _chunk_work(self, chunk: Chunk, held: HeldChunk) -> ChunkWork:
         # Looked for with the chunk in hand: an earlier holder may have saved them since the last listing.
-        restored = {} if held.fresh else self._restored(chunk)
+        parts = [] if held.fresh else self._scratch.read_parts(chunk.number)
+        restored = self._restored(chunk, parts)
         results = self._results(chunk, restored, 0)
+        results.parts = len(parts)
         results.saved.update(restored)
         self._progress.restore(restored.values())
         todo = self._todo(chunk, results)
@@ -400,10 +410,10 @@ class Share:
         )
         yield [ChunkWork(results, todo, alone=bool(crashed), doubtful=bool(crashed))]
 
-    def _restored(self, chunk: Chunk) -> dict[int, Finished]:
+    def _restored(self, chunk: Chunk, parts: Sequence[bytes]) -> dict[int, Finished]:
         finished: dict[int, Finished] = {}
         own = {record.index for record in chunk.records}
-        for data in self._scratch.read_parts(chunk.number):
+        for data in parts:
             try:
                 part = restore_part(data)
                 if not own.issuperset(part):

@@ -25,7 +25,7 @@ from airflow_llmengine.spec.job_state import (
 )
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.storage.errors import StorageDocumentError, StorageNotFoundError, StorageUnsupportedError
-from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.job_directory import JobDirectory, JobScratch
 from airflow_llmengine.storage.output import OutputWriter
 from tests.storage.conftest import Place
@@ -371,6 +371,25 @@ def test_parts_of_several_writers_get_numbers_of_their_own(place: Place) -> None
     assert sorted(parts) == [0, 1, 2, 3]
     assert sorted(scratch.read_parts(5)) == [b"0", b"1", b"2", b"3"]
     assert [scratch.read_parts(5)[part] for part in parts] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_part_of_many_costs_one_request(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = scratch_of(place)
+    for number in range(3):
+        assert scratch.commit_part(5, b"x", known=number) == number
+    create = Location.create
+    tried = []
+
+    def count(self: Location, data: bytes) -> bool:
+        tried.append(self)
+        return create(self, data)
+
+    monkeypatch.setattr(Location, "list", None)
+    monkeypatch.setattr(Location, "create", count)
+    assert scratch.commit_part(5, b"y", known=3) == 3
+    assert len(tried) == 1
+    # Another writer's, of which this one does not know.
+    assert scratch.commit_part(5, b"z", known=3) == 4
 
 
 def test_foreign_files_are_no_chunks(local: Place) -> None:

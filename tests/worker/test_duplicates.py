@@ -229,7 +229,7 @@ def test_only_so_many_wait_and_all_are_answered(job: Job, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(repeats.Repeats, "settle", watched)
     write(job, [greedy("same")] * 60 + [greedy("other")])
-    world = World(seconds=0.02)
+    world = World(seconds=0.5)
     assert world.run(job).exit_code is ExitCode.DONE
     assert (world.prompts, job.manifest().repeated) == ({"same": 1, "other": 1}, 59)
     assert max(waiting) == 5

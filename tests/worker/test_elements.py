@@ -81,3 +81,26 @@ def test_user_comes_back_with_every_kind_of_record() -> None:
     embedding = EmbeddingRequest.model_validate({"input": "a", "user": "ada"})
     for request in (completion, embedding):
         assert element(request, {"id": "", "choices": [], "data": []})["metadata"] == {"user": "ada"}
+
+
+TINY = 1.9e-06
+"""It can be written in several ways."""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": [{"text": '\x00\x1f\x7f\u0085\u2028 " \\ / \U0001f600\t\n', "logprobs": None}], "created": 0},
+        {"choices": [{"text": "a half: \ud800", "logprobs": None}]},
+        {"choices": [{"text": "a"}, {"text": "b", "logprobs": {"token_logprobs": [TINY]}}]},
+        {"choices": [{"text": "a", "logprobs": None, "prompt_logprobs": [{"1": {"logprob": TINY}}]}]},
+        {"choices": [{"text": "a"}], "prompt_logprobs": [{"1": {"logprob": TINY}}]},
+        {"data": [{"embedding": [TINY, 1e-05, 1e16]}]},
+        {"text": "a", "tokens": [{"token": "a", "log_prob": TINY}]},
+    ],
+)
+def test_an_answer_is_written_as_python_writes_it(body: dict[str, Any]) -> None:
+    request = CompletionV2Request(prompt="a")
+    written = WRITER.answer(Record(3, "line 4", request), Answer(body, 1, 2)).element
+    is_text = "\\ud800" not in json.dumps(body)
+    assert written == json.dumps(json.loads(written), ensure_ascii=not is_text, separators=(",", ":")).encode()

@@ -152,12 +152,12 @@ def test_a_store_that_fails_for_a_while_is_tried_again(
     commit_part = JobScratch.commit_part
     calls = 0
 
-    def fails_once(self: JobScratch, chunk: int, data: bytes) -> None:
+    def fails_once(self: JobScratch, chunk: int, data: bytes, *, known: int) -> int:
         nonlocal calls
         calls += 1
         if calls == 1:
             raise StorageError("the store is away")
-        commit_part(self, chunk, data)
+        return commit_part(self, chunk, data, known=known)
 
     monkeypatch.setattr(JobScratch, "commit_part", fails_once)
 

@@ -24,7 +24,7 @@ _PARTS: Mapping[type[BatchRecord], tuple[str, str, type | tuple[type, ...]]] = {
 
 def is_answer(body: Any, request: PromptRecord | BatchRecord) -> bool:
     """Whether a body is one that the engine may have made for this request. What it says is another matter."""
-    if not isinstance(body, dict):
+    if not isinstance(body, dict) or "error" in body or "response" in body:
         return False
     if isinstance(request, PromptRecord):
         counts = (body.get("num_prompt_tokens"), body.get("num_completion_tokens"))
@@ -34,5 +34,6 @@ def is_answer(body: Any, request: PromptRecord | BatchRecord) -> bool:
     return (
         isinstance(body.get("usage"), dict)
         and isinstance(parts, list)
+        and (bool(parts) or parts_name != "choices")
         and all(isinstance(part, dict) and isinstance(part.get(name), kind) for part in parts)
     )

@@ -92,6 +92,7 @@ class Consultation:
         self._blocks: dict[int, _Block] = {}
         """By the number of each chunk that is still to be worked on."""
         self._given = False
+        self._told_of_none = False
         self._closed = False
 
     def close(self) -> None:
@@ -100,7 +101,7 @@ class Consultation:
         self._known.give_up()
 
     def ahead(self, chunks: Iterator[Chunk], *, is_done: Callable[[int], bool]) -> Iterator[Chunk]:
-        """Give chunks on as they come, and look the next ones up meanwhile.
+        """Give chunks on as they come, and look the next ones up meanwhile. ``forget`` each that is done with.
 
         Args:
             chunks: The chunks to work on. Iterated in another thread.
@@ -119,13 +120,15 @@ class Consultation:
                 )
                 for chunk in block.chunks:
                     self._blocks[chunk.number] = block
-                for chunk in block.chunks:
-                    yield chunk
-                    self._blocks.pop(chunk.number, None)
+                yield from block.chunks
                 if block.failed is not None:
                     raise block.failed
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def forget(self, chunk: int) -> None:
+        """A chunk that ``ahead`` gave was worked on, or is left to others."""
+        self._blocks.pop(chunk, None)
 
     def records_of(
         self, chunk: Chunk, finished: Container[int]
@@ -211,7 +214,13 @@ class Consultation:
         except (ValueError, RecursionError):
             body = None
         if not is_answer(body, record.request) or place.prompt_tokens < 0 or place.completion_tokens < 0:
-            logger.warning("%s: the cache has what is no answer to it, so it is generated", record.location)
+            if not self._told_of_none:
+                self._told_of_none = True
+                logger.warning(
+                    "%s: the cache has what is no answer to it, so it is generated, as are others of which this is "
+                    "not told",
+                    record.location,
+                )
             return None
         if not self._given:
             self._before_first()

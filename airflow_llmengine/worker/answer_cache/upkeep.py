@@ -165,7 +165,8 @@ def prune(
                 if file.entry.url in gone:
                     origin.folder.child(file.entry.name).delete()
             left = _compact(origin.folder, left, cutoff)
-            if not left:
+            if not left and (origin.files or origin.about is not None):
+                # Else the folder may be of something else.
                 origin.folder.child(ABOUT).delete()
             origin.folder.child(ABOUT).delete_leftovers(LEFTOVER_SECONDS)
         origin.files = left

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -23,7 +24,6 @@ from airflow_llmengine.spec.content_parts import media_parts, media_url
 from airflow_llmengine.spec.embedding import EmbeddingRequest
 from airflow_llmengine.spec.record_fields import FROM_THE_GENERATION_CONFIG
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1RequestContent
-from airflow_llmengine.spec.sampling import GREEDY_BELOW
 from airflow_llmengine.spec.scoring import RerankRequest, ScoreRequest
 from airflow_llmengine.worker.records import PromptRecord, Record
 
@@ -50,7 +50,6 @@ CHANGES_NOTHING = frozenset(
         "early_stopping",
         "function_call",
         "functions",
-        "guided_decoding_backend",
         "guided_whitespace_pattern",
         "modalities",
         "moderation",
@@ -139,7 +138,7 @@ class AnswerKeys:
     def _begin(self, content: CreateBatchCompletionsV1RequestContent) -> None:
         """Take on the parameters that V1 records share: they are hashed once for all of them."""
         self._content = content
-        self._content_determines = content.temperature < GREEDY_BELOW
+        self._content_determines = content.temperature == 0
         given = {
             name: int(value) if type(value) is float and value.is_integer() else value
             for name, value in content.given().items()
@@ -153,8 +152,8 @@ class AnswerKeys:
 
 def is_determined(request: CompletionV2Request | ChatCompletionV2Request) -> bool:
     """Whether the same request gives the same answer, but for the engine's numerics."""
-    given = request.model_fields_set
-    if "temperature" in given and request.temperature is not None and request.temperature < GREEDY_BELOW:
+    # Not at any other temperature, however small: vLLM samples at 0.01 then.
+    if "temperature" in request.model_fields_set and request.temperature == 0:
         return True
     return request.seed is not None or bool(request.use_beam_search)
 
@@ -173,6 +172,11 @@ def lasts(record: Record) -> bool:
     return all(url is None or url[:5].lower() == "data:" for url in urls)
 
 
+@lru_cache(maxsize=256)
+def _that_change_something(given: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(given - CHANGES_NOTHING))
+
+
 def _canonical(request: BatchRecord) -> bytes:
     """What a record asks, as JSON: the fields by name, without those that say nothing.
 
@@ -181,7 +185,7 @@ def _canonical(request: BatchRecord) -> bytes:
     """
     values, defaults = request.__dict__, _SAYS_NOTHING[type(request)]
     asked: list[Any] = []
-    for name in sorted(request.model_fields_set - CHANGES_NOTHING):
+    for name in _that_change_something(frozenset(request.model_fields_set)):
         value = values[name]
         if value is None or (name in defaults and defaults[name] == value):
             continue

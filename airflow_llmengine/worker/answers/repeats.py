@@ -29,6 +29,8 @@ class Repeats(Generic[W]):
         self._known = known
         self._waiting: dict[bytes, list[W]] = {}
         """By the key of a record that is in flight."""
+        self._again: set[bytes] = set()
+        """Keys whose record in flight is asked in place of one that failed."""
         self.waiting = 0
         """How many wait."""
 
@@ -63,18 +65,26 @@ class Repeats(Generic[W]):
         if not holds_for_others(outcome):
             return []
         self._known.add(key, outcome)
+        return self._release(key)
+
+    def instead(self, key: bytes) -> list[tuple[W, bytes | None]]:
+        """After ``settle``: who goes to the engine next, each with the key that others wait for.
+
+        At first it is one, and the rest go on waiting. Should that fail as well, all of them are on their own: one
+        after the other, they would keep an engine idle for as long as each takes to fail.
+        """
+        waiting = self._waiting.get(key)
+        if not waiting or key in self._again:
+            return [(one, None) for one in self._release(key)]
+        self._again.add(key)
+        self.waiting -= 1
+        return [(waiting.pop(0), key)]
+
+    def _release(self, key: bytes) -> list[W]:
+        self._again.discard(key)
         waiting = self._waiting.pop(key)
         self.waiting -= len(waiting)
         return waiting
-
-    def instead(self, key: bytes) -> W | None:
-        """After ``settle``: who goes to the engine next, with the others still waiting; None if nobody waits."""
-        waiting = self._waiting.get(key)
-        if not waiting:
-            self._waiting.pop(key, None)
-            return None
-        self.waiting -= 1
-        return waiting.pop(0)
 
     def close(self) -> None:
         """Forget everything, and free the disk."""

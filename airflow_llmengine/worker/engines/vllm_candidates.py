@@ -14,7 +14,6 @@ from typing import Any
 from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.results import RecordErrorType
-from airflow_llmengine.spec.sampling import GREEDY_BELOW
 from airflow_llmengine.worker.engines.base import RecordRejectedError
 
 
@@ -112,7 +111,8 @@ class Candidates:
 
 def _is_greedy(request: CompletionV2Request | ChatCompletionV2Request, engine: EngineSampling) -> bool:
     temperature = request.temperature if request.is_given("temperature") else engine.temperature
-    return temperature is not None and temperature < GREEDY_BELOW
+    # At any other one, however small, vLLM samples at 0.01.
+    return temperature == 0
 
 
 def _generates_nothing(request: CompletionV2Request | ChatCompletionV2Request) -> bool:

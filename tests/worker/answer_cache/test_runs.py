@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.worker.answer_cache import consultation, kept_answers
+from airflow_llmengine.worker.answer_cache.answer_files import KeptAnswer
+from airflow_llmengine.worker.answer_cache.known_answers import KnownAnswers
 from airflow_llmengine.worker.engines.echo import EchoEngine
 from airflow_llmengine.worker.weights.model_files import ModelFiles
 from airflow_llmengine.worker.weights.model_source import ModelFinder, ModelSource
@@ -44,6 +46,22 @@ def test_an_overlapping_run_generates_the_new_rows_only(tmp_path: Path, cache: s
     assert without_names(second.results()) == without_names(plain.results())
     assert second.manifest.prompt_tokens == plain.manifest.prompt_tokens == 200
     assert second.manifest.completion_tokens == plain.manifest.completion_tokens
+
+
+def test_records_are_looked_up_once_and_together(tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many chunks are claimed at a time: each row group that is read for one of them costs its time."""
+    Run(tmp_path, "first", prompts(range(200)), cache=cache)
+    looked_up: list[int] = []
+    look_up = KnownAnswers.look_up
+
+    def count(self: KnownAnswers, keys: Sequence[bytes | None], found: Callable[[int, KeptAnswer], None]) -> None:
+        looked_up.append(len(keys))
+        look_up(self, keys, found)
+
+    monkeypatch.setattr(KnownAnswers, "look_up", count)
+    second = Run(tmp_path, "second", prompts(range(100, 300)), cache=cache, chunk_records=8)
+    assert (second.manifest.cached, len(second.generated)) == (100, 100)
+    assert [records for records in looked_up if records] == [200]
 
 
 def test_a_run_whose_answers_are_all_known_starts_no_engine(tmp_path: Path, cache: str) -> None:

@@ -126,6 +126,7 @@ def test_other_files_and_folders_are_left_alone(cache: Location) -> None:
     folder = origin(cache, "one")
     put(folder, range(3), written=WRITTEN - 40 * DAY)
     others = [folder.child("notes.txt"), folder.child("answers-of-mine.parquet"), cache.child("mine/x")]
+    others.append(cache.child("v1-mine/about.json"))
     for other in others:
         other.create(b"mine")
     # Of a later format, which may mean something else by the same names.

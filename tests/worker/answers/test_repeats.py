@@ -54,24 +54,34 @@ def test_those_who_wait_get_what_the_first_one_gets(
     assert repeats.settle(OTHER, outcome) == []
 
 
-def test_after_an_error_that_may_be_over_one_of_them_goes_after_the_other(repeats: Repeats[str]) -> None:
+def test_after_an_error_that_may_be_over_one_other_goes_first(repeats: Repeats[str]) -> None:
     for one in ("first", "second", "third"):
         repeats.wait(KEY, one)
     assert repeats.settle(KEY, PASSING) == []
-    assert repeats.instead(KEY) == "second"
+    assert repeats.instead(KEY) == [("second", KEY)]
     assert repeats.waiting == 1
     # Who comes now waits for that one.
     assert repeats.wait(KEY, "fourth")
-    assert repeats.settle(KEY, PASSING) == []
-    assert repeats.instead(KEY) == "third"
-    assert repeats.settle(KEY, ANSWER) == ["fourth"]
+    assert repeats.settle(KEY, ANSWER) == ["third", "fourth"]
     assert repeats.known(KEY) == ANSWER
+
+
+def test_after_a_second_such_error_each_is_on_its_own(repeats: Repeats[str]) -> None:
+    for _time in range(2):
+        for one in ("first", "second", "third", "fourth"):
+            repeats.wait(KEY, one)
+        assert repeats.settle(KEY, PASSING) == []
+        assert repeats.instead(KEY) == [("second", KEY)]
+        assert repeats.settle(KEY, PASSING) == []
+        assert repeats.instead(KEY) == [("third", None), ("fourth", None)]
+        assert repeats.waiting == 0
+        # Forgotten: who comes later is the first once more.
 
 
 def test_an_error_that_may_be_over_is_forgotten(repeats: Repeats[str]) -> None:
     assert not repeats.wait(KEY, "first")
     assert repeats.settle(KEY, PASSING) == []
-    assert repeats.instead(KEY) is None
+    assert repeats.instead(KEY) == []
     assert repeats.known(KEY) is None
     assert not repeats.wait(KEY, "second")
 

@@ -57,7 +57,6 @@ def kept(record: CompletionV2Request | ChatCompletionV2Request, *choices: dict[s
         {"n": 3, "best_of": None},
         {"n": 3, "best_of": 3},
         {"best_of": 5, "temperature": 0},
-        {"best_of": 5, "temperature": 1e-6},
         {"use_beam_search": False},
     ],
 )
