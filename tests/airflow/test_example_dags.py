@@ -164,15 +164,15 @@ def test_each_file_of_a_prefix_is_a_job_of_its_own(airflow_home: Path, tmp_path:
 def test_what_has_an_answer_is_loaded_and_what_has_none_is_kept_apart(airflow_home: Path, tmp_path: Path) -> None:
     tickets = tmp_path / "tickets.parquet"
     texts = ["charged twice", None, *["late"] * 10]
-    columns = {"ticket_id": [f"T-{number}" for number in range(len(texts))], "text": texts}
-    polars.DataFrame(columns).write_parquet(tickets)
+    ids = [f"T-{number}" for number in range(len(texts))]
+    polars.DataFrame({"ticket_id": ids, "text": texts}).write_parquet(tickets)
     environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
     given = json.dumps({"tickets": str(tickets)})
     dags_test(airflow_home, "llmengine_load_into_database", "--conf", given, **environment)
     with closing(sqlite3.connect(tmp_path / "tickets.db")) as database:
         labels = database.execute("SELECT ticket_id, team, urgency FROM labels").fetchall()
         rejected = database.execute("SELECT ticket_id, error FROM rejected").fetchall()
-    assert {row[0] for row in labels} == set(columns["ticket_id"]) - {"T-1"}
+    assert {row[0] for row in labels} == set(ids) - {"T-1"}
     assert {row[1] for row in labels} <= {"billing", "delivery", "technology"}
     assert {row[2] for row in labels} <= {1, 2, 3, 4, 5}
     ((ticket, error),) = rejected
