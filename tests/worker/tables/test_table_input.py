@@ -154,6 +154,14 @@ def test_a_row_without_a_value_follows_on_null(tmp_path: Path, on_null: str, exp
         assert found is None if start is None else found is not None and found.startswith(start)
 
 
+def test_an_empty_text_in_place_of_a_null_is_one(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", {"text": [None, "a"]})
+    assert prompts(tmp_path / "t.parquet", "{{ text == '' }}{{ text is string }}", on_null="empty") == [
+        "truetrue",
+        "falsetrue",
+    ]
+
+
 @pytest.mark.parametrize("on_null", ["error", "skip", "empty"])
 def test_the_words_none_and_nan_never_reach_the_model(tmp_path: Path, on_null: str) -> None:
     nothing = [None, float("nan")]
@@ -173,6 +181,7 @@ def test_the_words_none_and_nan_never_reach_the_model(tmp_path: Path, on_null: s
         "{{ s }}",
         "{{ row }}",
         "{% for n in row %}{{ row[n] }}{% endfor %}",
+        "{% for n in row %}{{ row[n] ~ '' }}{% endfor %}",
         "{{ a|round }}",
     ):
         for made in prompts(tmp_path / "t.parquet", template, on_null=on_null):
