@@ -83,7 +83,7 @@ def test_templates_over_columns_pass_letter_for_letter_and_the_rest_is_rendered(
 def test_its_json_text_is_the_same_as_the_object_and_a_template_may_give_it() -> None:
     assert table_of(operator(json.dumps(TABLE))) == TABLE
     late = operator("{{ params.table | tojson }}")
-    late.render_template_fields({"params": {"table": TABLE}})  # type: ignore[typeddict-item]
+    late.render_template_fields({"params": {"table": TABLE}})
     assert late._options().table == parse_table(TABLE)
     for nothing in (None, "", "{{ '' }}"):
         job = operator(nothing, input_data_path="s3://in/x.jsonl", output_data_path="s3://out/x.json")
@@ -143,7 +143,8 @@ def test_a_pydantic_model_becomes_its_schema_and_the_serialized_dag_holds_it(dag
     ).expand(output_data_path=["a.parquet"])
     text = json.dumps(DagSerialization.to_dict(dag))
     back = DagSerialization.from_dict(json.loads(text))
-    assert back.task_dict["job"].table == {**TABLE, "output_schema": Judgement.model_json_schema()}
+    of_dag: Any = back.task_dict["job"]
+    assert of_dag.table == {**TABLE, "output_schema": Judgement.model_json_schema()}
     assert list(job._options().table.schema_columns) == ["sentiment", "score"]  # type: ignore[union-attr]
 
 
