@@ -48,6 +48,7 @@ COLUMNS: dict[str, pyarrow.Array] = {
     "float": of(pyarrow.float32(), 0.1, float("inf"), -0.0),
     "list": of(pyarrow.list_(pyarrow.list_(pyarrow.int16())), [[1, None], None, []], []),
     "fixed list": of(pyarrow.list_(pyarrow.float32(), 2), [0.5, 1.5]),
+    "fixed list of times": of(pyarrow.list_(pyarrow.timestamp("ns"), 1), [NANOSECONDS]),
     "struct": of(STAY, {"from": MOMENT, "prices": [{"amount": Decimal("1.50"), "currency": None}, None]}, {}),
     "map": of(pyarrow.map_(pyarrow.string(), pyarrow.int32()), [("k", 1), ("l", None)], []),
     "category": pyarrow.array(CATEGORIES).dictionary_encode(),
@@ -116,6 +117,7 @@ WRITTEN: Mapping[str, list[str]] = {
     "float": ["0.1", "inf", "-0.0"],
     "list": ["[[1, null], null, []]", "[]"],
     "fixed list": ["[0.5, 1.5]"],
+    "fixed list of times": ['["2024-02-29 23:59:59.999999"]'],
     "struct": [
         '{"from": "2024-03-01 00:59:59.999999+01:00", "prices": [{"amount": "1.50", "currency": null}, null]}',
         '{"from": null, "prices": null}',
