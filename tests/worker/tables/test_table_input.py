@@ -302,7 +302,7 @@ def test_a_line_of_json_that_is_no_row_is_its_rows_error(tmp_path: Path) -> None
 
 
 def test_types_of_json_lines_widen_over_the_whole_file(tmp_path: Path) -> None:
-    rows = [{"a": None, "s": {"x": 1}}] * 5000 + [{"a": [1], "s": {"y": "z"}}, {"a": [None, 2.5]}]
+    rows = [{"a": None, "s": {"x": 1}}, {"a": [1]}] * 2500 + [{"s": {"y": "z"}}, {"a": [None, 2.5]}]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     reader = opened(tmp_path / "t.jsonl", {"prompt": "{{ row }}"})
     assert reader.schema.field("a").type == pyarrow.list_(pyarrow.float64())
