@@ -551,3 +551,11 @@ def test_chunks_are_cut_by_what_a_row_asks_and_not_by_how_it_is_stored(tmp_path:
     write_arrow(tmp_path / "three.arrow", columns)
     sizes = [[raw.size for raw in raw_records(path)] for path in sorted(tmp_path.iterdir())]
     assert sizes == [[300, 0, 2] * 100] * 3
+
+
+def test_times_are_written_to_the_microsecond(tmp_path: Path) -> None:
+    moments = pyarrow.array([1_500_000_001], pyarrow.timestamp("ns", "Europe/Berlin"))
+    inner = pyarrow.array([[1_500_000_001]], pyarrow.list_(pyarrow.duration("ns")))
+    write_parquet(tmp_path / "t.parquet", {"text": moments, "inner": inner})
+    made = prompts(tmp_path / "t.parquet", "{{ text }} {{ inner }}")
+    assert made == ['1970-01-01 01:00:01.500000+01:00 ["0:00:01.500000"]']
