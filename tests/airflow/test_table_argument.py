@@ -120,8 +120,11 @@ def test_mapped_tasks_protect_it_too(dag: DAG) -> None:
         output_data_path=["a.parquet"]
     )
     assert table_of_unmapped(shared) == {**TABLE, "output_schema": Judgement.model_json_schema()}
-    literal = partial(task_id="literal", output_data_path="{{ run_id }}.parquet", **fields).expand(table=[TABLE])
-    assert table_of_unmapped(literal) == TABLE
+    literal = partial(task_id="literal", output_data_path="{{ run_id }}.parquet", **fields).expand(
+        table=[{**TABLE, "output_schema": Judgement}]
+    )
+    assert table_of_unmapped(literal) == {**TABLE, "output_schema": Judgement.model_json_schema()}
+    assert json.dumps(DagSerialization.to_dict(dag)).count("positive") == 2, "a class would be in the serialized DAG"
     kwargs = partial(task_id="kwargs", **fields).expand_kwargs([{"table": TABLE, "output_data_path": "a.parquet"}])
     assert table_of_unmapped(kwargs) == TABLE
     evil = {**TABLE, "completion_column": "{{ conn.secret.password }}", "parameters": {"max_tokens": "{{ 7 }}"}}
