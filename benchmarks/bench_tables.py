@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def write_input(path: Path, rows: int) -> None:
                     "id": list(numbers),
                     "review": [" ".join(chance.choices(words, k=12)) for _ in numbers],
                     "story": [" ".join(chance.choices(words, k=60)) for _ in numbers],
-                    "price": pyarrow.array([number % 10_000 for number in numbers]).cast(types["price"]),
+                    "price": [Decimal(number % 10_000) / 100 for number in numbers],
                     "amount": [chance.random() for _ in numbers],
                     "embedding": [chance.randbytes(256) for _ in numbers],
                 }
@@ -141,6 +142,7 @@ def main() -> None:
     """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--child", nargs=3, metavar=("NAME", "FOLDER", "INPUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -151,14 +153,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="bench-tables-") as temporary:
         folder = Path(temporary)
-        sources = {share: f"input-{share}.parquet" for share, _, _ in RUNS.values()}
+        sources = {RUNS[name][0]: f"input-{RUNS[name][0]}.parquet" for name in options.runs}
         sizes = {}
         for share, source in sources.items():
             write_input(folder / source, int(options.rows * share))
             sizes[share] = column_bytes(folder / source)
-        megabytes = ", ".join(f"{name} {size / 1e6:.0f}" for name, size in sizes[1].items())
-        print(f"{options.rows} rows; MB of the columns: {megabytes}", flush=True)
-        for name, (share, _, fields) in RUNS.items():
+            megabytes = ", ".join(f"{name} {size / 1e6:.1f}" for name, size in sizes[share].items())
+            print(f"{int(options.rows * share)} rows; MB of the columns: {megabytes}", flush=True)
+        for name in options.runs:
+            share, _, fields = RUNS[name]
             command = [sys.executable, "-m", "benchmarks.bench_tables", "--child", name, temporary, sources[share]]
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             result = json.loads(done.stdout)

@@ -51,7 +51,7 @@ def load_into_database() -> None:
     labelled = LLMEngineBatchCompletionsOperator(
         task_id="label_tickets",
         input_data_path="{{ params.tickets }}",
-        output_data_path="{{ params.folder }}/{{ macros.llmengine.run_slug(dag_run) }}.jsonl",
+        output_data_path="{{ params.folder }}/{{ run_id }}.jsonl",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
         table={
             "messages": [{"role": "user", "content": "Which team is this for, and how urgent is it? {{ text }}"}],

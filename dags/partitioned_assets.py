@@ -1,4 +1,4 @@
-"""Partitioned assets: each day's run is for one partition, and tells those who wait for it what its output is.
+"""Partitioned assets: each day's run makes one partition of a table, and tells those who wait for it what is in it.
 
 A run is backfilled, made again or triggered by hand for a partition, and finds the output that stands: only partitions
 whose input has changed are paid for again.
@@ -15,7 +15,7 @@ from airflow.sdk import Asset, CronPartitionTimetable, Param, dag
 
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
 
-PARTITIONS = Path(__file__).parent / "data" / "reviews"
+PARTITIONS = Path(__file__).parent / "data" / "review_rows"
 
 # --8<-- [start:asset]
 HEADLINES = Asset("llmengine_review_headlines")
@@ -47,8 +47,18 @@ def partitioned_assets() -> None:
         task_id="summarize_partition",
         # There is no ds in a run of a partition; the slug is there in every run.
         input_data_path="{{ params.input_folder }}/day={{ macros.llmengine.run_slug(dag_run) }}/",
-        output_data_path="{{ params.output_folder }}/day={{ macros.llmengine.run_slug(dag_run) }}/headlines.jsonl",
+        output_data_path="{{ params.output_folder }}/day={{ macros.llmengine.run_slug(dag_run) }}/headlines.parquet",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
+        table={
+            "messages": [
+                {
+                    "role": "user",
+                    "content": "Summarize this customer review as a headline of at most six words.\n\n{{ review }}",
+                }
+            ],
+            "parameters": {"max_tokens": 32, "temperature": 0},
+            "completion_column": "headline",
+        },
         # Its event has the run's partition key, and in its extra what is in the output.
         outlets=[HEADLINES],
         retries=2,

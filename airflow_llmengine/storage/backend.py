@@ -164,8 +164,14 @@ class Backend(ABC):
     def open_write(self, path: str) -> PendingWrite:
         """Begin a file that appears whole or not at all."""
 
-    def move(self, path: str, target: str) -> bool:
-        """Move a file at once to another place of the store, in the place of what was there; False where it can't."""
+    def move(self, path: str, target: str, tag: str | None) -> bool:
+        """Move a file, at once and within the store, to another place, whatever was there; False where it can't.
+
+        Args:
+            path: The file.
+            target: Where it goes.
+            tag: The file's tag, where there are tags. Another content is not moved.
+        """
         return False
 
     @abstractmethod

@@ -238,15 +238,25 @@ class Location:
         backend, path = self._backend()
         return backend.attempt("write", path, lambda: backend.open_write(path))
 
-    def move_to(self, target: Location) -> bool:
-        """Move the file at once to a place of the same store, whatever was there; False where the store can't do that.
+    def move_to(self, target: Location, etag: str | None) -> bool:
+        """Move the file, at once and within the store, to another place, whatever was there.
 
-        The file must be durable already, as all are that a writer has closed. ``StorageNotFoundError`` if there is
-        none.
+        The file must be durable already, as all are that a writer has closed.
+
+        Args:
+            target: Where it goes.
+            etag: The store's tag of it, where it has tags, as its writer gave it.
+
+        Returns:
+            False where the store can't do that: nothing was done then.
+
+        Raises:
+            StorageNotFoundError: There is no such file.
+            StorageChangedError: It is another one than its writer left, on a store that can tell.
         """
         backend, path = self._backend()
         other, target_path = self.storage.backend_of(target.url)
-        return other is backend and backend.attempt("move", path, lambda: backend.move(path, target_path))
+        return other is backend and backend.attempt("move", path, lambda: backend.move(path, target_path, etag))
 
     def delete(self) -> None:
         """Delete the file; nothing happens if there is none."""

@@ -70,7 +70,7 @@ class LocalBackend(Backend):
         return _LocalWrite(path, self)
 
     @override
-    def move(self, path: str, target: str) -> bool:
+    def move(self, path: str, target: str, tag: str | None) -> bool:
         if not os.path.lexists(path):
             raise FileNotFoundError(path)
         try:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from airflow_llmengine.spec.manifest import OutputFile
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError, StorageUnsupportedError
-from airflow_llmengine.storage.filesystem import READ_BUFFER_BYTES, Location, content_identity
+from airflow_llmengine.storage.filesystem import READ_BUFFER_BYTES, FileEntry, Location, content_identity
 from airflow_llmengine.storage.inputs import data_files
-from airflow_llmengine.storage.output import OutputWriter
+from airflow_llmengine.storage.output import OutputWriter, WrittenOutput
 
 
 class FolderFile:
@@ -87,7 +87,7 @@ class OutputFolder:
             records=file.records,
             bytes=written.bytes,
             sha256=written.sha256,
-            etag=_move(file.aside, self._folder.child(file.name), written.sha256),
+            etag=_move(file.aside, self._folder.child(file.name), written),
         )
 
     def _delete_others(self, kept: Container[str], before_each: Callable[[], None]) -> None:
@@ -132,23 +132,27 @@ def _delete_empty_folders(folder: Location) -> bool:
     return False
 
 
-def _move(aside: Location, target: Location, sha256: str) -> str | None:
+def _move(aside: Location, target: Location, expected: WrittenOutput) -> str | None:
     """Put one file in its place; gives the store's tag of it."""
     try:
-        if aside.move_to(target):
-            return None
+        if aside.move_to(target, expected.etag):
+            return None if expected.etag is None else _etag(target.info())
         with aside.open_read() as source, OutputWriter(target) as writer:
             shutil.copyfileobj(source, writer, READ_BUFFER_BYTES)
         written = writer.close()
     except StorageNotFoundError:
         # Somebody else has put the same files, and the job's scratch is gone with what was written aside.
         entry = target.info()
-        if entry is None or content_identity(target) != f"sha256:{sha256}":
+        if entry is None or content_identity(target) != f"sha256:{expected.sha256}":
             raise
-        return None if entry.identity is None else entry.identity.removeprefix("etag:")
-    if written.sha256 != sha256:
+        return _etag(entry)
+    if written.sha256 != expected.sha256:
         raise StorageChangedError(f"{aside} was changed while it was put in its place: run the job again")
     return written.etag
+
+
+def _etag(entry: FileEntry | None) -> str | None:
+    return None if entry is None or entry.identity is None else entry.identity.removeprefix("etag:")
 
 
 def folder_digest(files: list[OutputFile]) -> str:

@@ -23,14 +23,25 @@ from airflow_llmengine.storage.backend import (
     is_temporary,
     prove_commits,
 )
-from airflow_llmengine.storage.errors import StorageDeniedError, StorageError, StorageUnsupportedError
-from airflow_llmengine.storage.failures import http_status
+from airflow_llmengine.storage.errors import (
+    StorageChangedError,
+    StorageDeniedError,
+    StorageError,
+    StorageUnsupportedError,
+)
+from airflow_llmengine.storage.failures import cannot, http_status
 from airflow_llmengine.storage.retrying import RetryPolicy
 from airflow_llmengine.storage.urls import redact
 
 PART_BYTES = 32 * 2**20
 """Size of a part of a multipart upload. All parts but the last are of this size, since some stores insist on it."""
 _MAX_PARTS = 10_000
+
+_LARGEST_COPY_BYTES = 5 * 2**30
+"""What is larger, S3 copies in parts only."""
+
+_NO_COPY = (400, 403, 405, 501)
+"""How a store refuses to copy by itself what may well be read and written: one that can't, or with other rights."""
 
 READ_AHEAD_BYTES = 8 * 2**20
 _READ_TIMEOUT_SECONDS = 30
@@ -148,6 +159,32 @@ class S3Backend(Backend):
     def open_write(self, path: str) -> PendingWrite:
         self.bucket_and_key(path)
         return _S3Write(self, path)
+
+    @override
+    def move(self, path: str, target: str, tag: str | None) -> bool:
+        bucket, key = self.bucket_and_key(path)
+        head = self.head(path)
+        if head is None:
+            raise FileNotFoundError(path)
+        changed = StorageChangedError(
+            f"{cannot(self.caller)} move {redact(self.prefix + path)}: it is another file by now."
+        )
+        if tag is not None and _tag(head) != tag:
+            raise changed
+        if head["ContentLength"] > _LARGEST_COPY_BYTES:
+            return False
+        source = {"Bucket": bucket, "Key": key}
+        try:
+            # In case that it is replaced just now.
+            self.request("copy_object", target, CopySource=source, CopySourceIfMatch=head["ETag"])
+        except Exception as error:
+            if http_status(error) == 412:
+                raise changed from error
+            if http_status(error) not in _NO_COPY:
+                raise
+            return False
+        self.delete(path)
+        return True
 
     @override
     def delete(self, path: str) -> None:

@@ -61,7 +61,8 @@ def made(function: Callable[..., Any], **arguments: Any) -> LLMEngineBatchComple
     decorated: Any = llmengine_batch_task(
         **{"task_id": "make", "output_data_path": "out.jsonl", "model_config": MODEL, **arguments}
     )
-    operator: Any = decorated(function)().operator
+    output: Any = decorated(function)()
+    operator: Any = output.operator
     operator.render_template_fields(task_context())
     return operator  # type: ignore[no-any-return]
 
@@ -81,8 +82,8 @@ def test_airflow_has_it_by_its_name(dag: DAG) -> None:
         """What it is for."""
         return "in.jsonl"
 
-    output = make()
-    operator: Any = output.operator
+    output: Any = make()
+    operator = output.operator
     assert isinstance(operator, LLMEngineBatchCompletionsDecoratedOperator)
     assert (operator.task_id, operator.doc_md, operator.multiple_outputs) == ("make", "What it is for.", True)
     assert operator.operator_name == "@task.llmengine_batch"
@@ -181,7 +182,8 @@ def test_the_function_is_given_its_arguments_and_the_context(launches: list[dict
         return f"{folder}/{name}/{run_id}.jsonl"
 
     decorated: Any = llmengine_batch_task(output_data_path="out.jsonl", model_config=MODEL)
-    job: Any = decorated(make)("in", name="{{ run_id }}").operator
+    output: Any = decorated(make)("in", name="{{ run_id }}")
+    job = output.operator
     job.render_template_fields(task_context())
     with pytest.raises(Launched):
         job.execute(task_context())
@@ -199,7 +201,8 @@ def test_it_is_mapped_over_the_functions_arguments(dag: DAG, launches: list[dict
     def make(name: str, ending: str) -> str:
         return f"{name}.{ending}"
 
-    mapped: Any = make.partial(ending="parquet").expand(name=["a", "b"]).operator
+    output: Any = make.partial(ending="parquet").expand(name=["a", "b"])
+    mapped = output.operator
     assert mapped.upstream_task_ids == {"folder"}
     assert mapped.partial_kwargs["pool_slots"] == 2
     assert isinstance(mapped.partial_kwargs["table"]["prompt"], Verbatim)
@@ -228,11 +231,12 @@ def test_one_decorator_makes_several_tasks(dag: DAG) -> None:
     make()
     make.override(task_id="other", output_data_path="b.jsonl", outlets=[Asset("b")])()
     make.override(max_runtime_sec=60)()
-    first, other, again = (dag.task_dict[name] for name in ("make", "other", "make__1"))
-    assert first.request["output_data_path"] == "a.jsonl"  # type: ignore[attr-defined]
-    assert other.request["output_data_path"] == "b.jsonl"  # type: ignore[attr-defined]
-    assert again.request["max_runtime_sec"] == 60  # type: ignore[attr-defined]
-    assert "max_runtime_sec" not in first.request  # type: ignore[attr-defined]
+    tasks: Any = dag.task_dict
+    first, other, again = (tasks[name] for name in ("make", "other", "make__1"))
+    assert first.request["output_data_path"] == "a.jsonl"
+    assert other.request["output_data_path"] == "b.jsonl"
+    assert again.request["max_runtime_sec"] == 60
+    assert "max_runtime_sec" not in first.request
 
 
 def run(job: LLMEngineBatchCompletionsDecoratedOperator) -> Any:

@@ -11,7 +11,6 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-import polars
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.standard.operators.python import PythonOperator
@@ -151,28 +150,32 @@ def test_a_functions_rows_are_triaged(airflow_home: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow  # `airflow dags test` and three workers: 20 s.
 def test_each_file_of_a_prefix_is_a_job_of_its_own(airflow_home: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
     environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
     printed = dags_test(airflow_home, "llmengine_prefix_files", **environment)
     assert "{'records': 8, 'failed': 0," in printed
     assert sorted(path.stem for path in tmp_path.glob("*.parquet")) == ["berlin", "lyon", "porto"]
-    lyon = polars.read_parquet(tmp_path / "lyon.parquet").to_dict(as_series=False)
+    lyon = pyarrow.parquet.read_table(tmp_path / "lyon.parquet").to_pydict()
     assert lyon["review_id"] == ["L-1", "L-2"]
     assert "rucksack: Two months of daily use" in lyon["headline"][0]
 
 
 @pytest.mark.slow  # `airflow dags test` and a worker: 15 s.
 def test_what_has_an_answer_is_loaded_and_what_has_none_is_kept_apart(airflow_home: Path, tmp_path: Path) -> None:
+    import pyarrow.parquet
+
     tickets = tmp_path / "tickets.parquet"
     texts = ["charged twice", None, *["late"] * 10]
-    columns = {"ticket_id": [f"T-{number}" for number in range(len(texts))], "text": texts}
-    polars.DataFrame(columns).write_parquet(tickets)
+    ids = [f"T-{number}" for number in range(len(texts))]
+    pyarrow.parquet.write_table(pyarrow.table({"ticket_id": ids, "text": texts}), tickets)
     environment = {"LLMENGINE_EXAMPLE_FOLDER": str(tmp_path), "AIRFLOW_CONN_LLMENGINE_DEFAULT": connection()}
     given = json.dumps({"tickets": str(tickets)})
     dags_test(airflow_home, "llmengine_load_into_database", "--conf", given, **environment)
     with closing(sqlite3.connect(tmp_path / "tickets.db")) as database:
         labels = database.execute("SELECT ticket_id, team, urgency FROM labels").fetchall()
         rejected = database.execute("SELECT ticket_id, error FROM rejected").fetchall()
-    assert {row[0] for row in labels} == set(columns["ticket_id"]) - {"T-1"}
+    assert {row[0] for row in labels} == set(ids) - {"T-1"}
     assert {row[1] for row in labels} <= {"billing", "delivery", "technology"}
     assert {row[2] for row in labels} <= {1, 2, 3, 4, 5}
     ((ticket, error),) = rejected

@@ -61,8 +61,8 @@ class Partitions:
     def write(self, day: str, *reviews: str) -> None:
         folder = self.input / f"day={day}"
         folder.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps({"prompt": review, "max_tokens": 8}) for review in reviews]
-        (folder / "reviews.jsonl").write_text("\n".join(lines) + "\n")
+        rows = [json.dumps({"review_id": f"{day}-{index}", "review": review}) for index, review in enumerate(reviews)]
+        (folder / "reviews.jsonl").write_text("\n".join(rows) + "\n")
 
     def airflow(self, *command: str) -> str:
         done = subprocess.run([AIRFLOW, *command], env=self.environment, capture_output=True, text=True)
@@ -75,7 +75,7 @@ class Partitions:
             *("backfill", "create", "--dag-id", DAG_ID, "--from-date", DAYS[0], "--to-date", DAYS[-1]),
             *("--reprocess-behavior", "completed", "--max-active-runs", "3"),
         )
-        wait_until(lambda: not self.rows("SELECT id FROM backfill WHERE completed_at IS NULL"), 300)
+        wait_until(lambda: not self.rows("SELECT id FROM backfill WHERE completed_at IS NULL"), 400)
 
     def rows(self, query: str) -> list[Any]:
         with closing(sqlite3.connect(f"file:{self.database}?mode=ro", uri=True, timeout=60)) as database:
@@ -91,9 +91,21 @@ class Partitions:
         found = self.rows("SELECT partition_key, extra FROM asset_event ORDER BY id")
         return [(key, json.loads(extra)) for key, extra in found]
 
-    def texts(self, day: str) -> list[str]:
-        lines = (self.output / f"day={day}" / "headlines.jsonl").read_text().splitlines()
-        return [json.loads(line)["choices"][0]["text"] for line in lines]
+    def output_of(self, day: str) -> Path:
+        return self.output / f"day={day}" / "headlines.parquet"
+
+    def headlines(self, day: str) -> list[str]:
+        """The reviews whose headlines a day's output has: the stand-in engine gives the prompt back."""
+        from pyarrow import parquet
+
+        table = parquet.read_table(self.output_of(day)).to_pydict()
+        assert list(table) == ["review_id", "review", "headline"]
+        assert table["review_id"] == [f"{day}-{index}" for index in range(len(table["review_id"]))]
+        assert all(
+            headline.endswith(review) for headline, review in zip(table["headline"], table["review"], strict=True)
+        )
+        reviews: list[str] = table["review"]
+        return reviews
 
 
 @pytest.fixture
@@ -109,11 +121,11 @@ def test_each_partition_has_its_output_and_event_and_only_a_changed_one_is_made_
 
         assert Counter(partitions.runs(DAG_ID)) == Counter((day, "success") for day in DAYS), log.read_text()
         for day in DAYS:
-            assert partitions.texts(day) == [f"Good on {day}", f"Bad on {day}"]
+            assert partitions.headlines(day) == [f"Good on {day}", f"Bad on {day}"]
         first = dict(partitions.events())
         assert len(partitions.events()) == len(DAYS)
         for day in DAYS:
-            manifest = json.loads((partitions.output / f"day={day}" / "headlines.jsonl.manifest.json").read_text())
+            manifest = json.loads(Path(f"{partitions.output_of(day)}.manifest.json").read_text())
             assert first[day] == {name: manifest[name] for name in first[day]}
             assert (first[day]["records"], first[day]["succeeded"], first[day]["generation"]) == (2, 2, 1)
         assert len({extra["fingerprint"] for extra in first.values()}) == len(DAYS)
@@ -125,7 +137,7 @@ def test_each_partition_has_its_output_and_event_and_only_a_changed_one_is_made_
 
         assert Counter(partitions.runs(DAG_ID)) == Counter(2 * [(day, "success") for day in DAYS])
         assert len(partitions.generated.read_text().splitlines()) == 3
-        assert partitions.texts(CHANGED) == [f"Better on {CHANGED}", f"Worse on {CHANGED}", "One more"]
+        assert partitions.headlines(CHANGED) == [f"Better on {CHANGED}", f"Worse on {CHANGED}", "One more"]
         second = dict(partitions.events()[len(DAYS) :])
         assert len(partitions.events()) == 2 * len(DAYS)
         assert {day for day in DAYS if second[day] != first[day]} == {CHANGED}

@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 import numpy
-import pandas
+import pandas  # type: ignore[import-untyped]
 import pytest
 
 from airflow_llmengine.decorators.rows import encode_rows

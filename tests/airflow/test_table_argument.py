@@ -83,7 +83,7 @@ def test_templates_over_columns_pass_letter_for_letter_and_the_rest_is_rendered(
 def test_its_json_text_is_the_same_as_the_object_and_a_template_may_give_it() -> None:
     assert table_of(operator(json.dumps(TABLE))) == TABLE
     late = operator("{{ params.table | tojson }}")
-    late.render_template_fields({"params": {"table": TABLE}})  # type: ignore[typeddict-item]
+    late.render_template_fields({"params": {"table": TABLE}})
     assert late._options().table == parse_table(TABLE)
     for nothing in (None, "", "{{ '' }}"):
         job = operator(nothing, input_data_path="s3://in/x.jsonl", output_data_path="s3://out/x.json")
@@ -120,8 +120,11 @@ def test_mapped_tasks_protect_it_too(dag: DAG) -> None:
         output_data_path=["a.parquet"]
     )
     assert table_of_unmapped(shared) == {**TABLE, "output_schema": Judgement.model_json_schema()}
-    literal = partial(task_id="literal", output_data_path="{{ run_id }}.parquet", **fields).expand(table=[TABLE])
-    assert table_of_unmapped(literal) == TABLE
+    literal = partial(task_id="literal", output_data_path="{{ run_id }}.parquet", **fields).expand(
+        table=[{**TABLE, "output_schema": Judgement}]
+    )
+    assert table_of_unmapped(literal) == {**TABLE, "output_schema": Judgement.model_json_schema()}
+    assert json.dumps(DagSerialization.to_dict(dag)).count("positive") == 2, "a class would be in the serialized DAG"
     kwargs = partial(task_id="kwargs", **fields).expand_kwargs([{"table": TABLE, "output_data_path": "a.parquet"}])
     assert table_of_unmapped(kwargs) == TABLE
     evil = {**TABLE, "completion_column": "{{ conn.secret.password }}", "parameters": {"max_tokens": "{{ 7 }}"}}
@@ -143,7 +146,8 @@ def test_a_pydantic_model_becomes_its_schema_and_the_serialized_dag_holds_it(dag
     ).expand(output_data_path=["a.parquet"])
     text = json.dumps(DagSerialization.to_dict(dag))
     back = DagSerialization.from_dict(json.loads(text))
-    assert back.task_dict["job"].table == {**TABLE, "output_schema": Judgement.model_json_schema()}
+    of_dag: Any = back.task_dict["job"]
+    assert of_dag.table == {**TABLE, "output_schema": Judgement.model_json_schema()}
     assert list(job._options().table.schema_columns) == ["sentiment", "score"]  # type: ignore[union-attr]
 
 

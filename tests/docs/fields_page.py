@@ -12,7 +12,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
@@ -40,6 +40,7 @@ from airflow_llmengine.spec.request import (
 )
 from airflow_llmengine.spec.sampling import JsonSchema, SamplingFields
 from airflow_llmengine.spec.scoring import PAIRS, RerankRequest, ScoreRequest
+from airflow_llmengine.spec.table import Table, TableMessage
 from airflow_llmengine.spec.wire_model import WireModel
 from airflow_llmengine.spec.wire_types import Choice, WireType
 from tests.docs.pages import DOCS
@@ -105,6 +106,33 @@ SCORES = (
     + "."
 )
 """What is said of a score before its table."""
+
+TABLE = {
+    "prompt": "`prompt` of the record of each row: [Templates](tables.md#templates)",
+    "messages": "`messages` of the record of each row: [Templates](tables.md#templates)",
+    "parameters": "fields of the record of each row, as in [Completions and chats](#completions-and-chats); refused "
+    "are those whose results have no column, and what the table says by itself",
+    "parameter_columns": "fields of a row's record; a value that the field can't have is the row's error",
+    "on_null": "[Rows without a value](tables.md#rows-without-a-value)",
+    "columns": "what is read of the input where the output is put together; their types and order are the input's",
+    "completion_column": "a column of text",
+    "output_schema": "`response_format` of the record of each row, with all properties required and no others allowed; "
+    "columns: [Typed columns](tables.md#typed-columns)",
+    "error_column": "a column of text: type and message; null where there is none",
+    "finish_reason_column": "a column of text",
+    "prompt_tokens_column": "a column of 64-bit integers",
+    "completion_tokens_column": "a column of 64-bit integers",
+    "input_format": "[The input](tables.md#the-input)",
+    "output_format": "[The output](tables.md#the-output)",
+    "partitioning": "[Partitions](tables.md#partitions)",
+}
+"""What becomes of a table's fields."""
+
+MESSAGE = {
+    "role": "`role` of the message",
+    "content": "`content` of the message",
+}
+"""What becomes of the fields of a table's message."""
 
 LINE = {
     "custom_id": "`custom_id` of the result line",
@@ -215,6 +243,13 @@ SECTIONS = (
         without=frozenset(SamplingFields.model_fields),
         generation_config=CHAT_FIELDS,
     ),
+    Section(
+        "table",
+        "No part of the request, but an argument beside it: [Tables](tables.md).",
+        Table,
+        of(TABLE),
+    ),
+    Section("Messages of a table", "In `messages` of a table.", TableMessage, of(MESSAGE)),
     Section("Lines of an OpenAI batch file", "", BatchLine, of(LINE)),
     Section("Embeddings", "The body of a line for `/v1/embeddings`.", EmbeddingRequest, of_record(EMBEDDING_FIELDS)),
     Section("Scores", SCORES, ScoreRequest, of_record(SCORE_FIELDS)),
@@ -274,6 +309,8 @@ def _docstrings(model: type[WireModel]) -> Iterator[tuple[str, str]]:
 
 def _type(info: FieldInfo) -> str:
     """What a value may be, in the words of the message that refuses another."""
+    if list[TableMessage] in get_args(info.annotation):
+        return "a list of objects"
     for read in info.metadata:
         if isinstance(read, Choice):
             return ("one of " if len(read.values) > 1 else "") + ", ".join(f"`{value}`" for value in read.values)

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.docs.fields_page import JOB, JSON_SCHEMA, LINE, PAGE, SECTIONS, TOOL, page, wire_fields
+from tests.docs.fields_page import JOB, JSON_SCHEMA, LINE, MESSAGE, PAGE, SECTIONS, TABLE, TOOL, page, wire_fields
 
 
 def test_the_page_is_made_of_the_code() -> None:
@@ -22,6 +22,8 @@ def test_the_page_is_made_of_the_code() -> None:
         ("The job", JOB),
         ("tool_config", TOOL),
         ("json_schema", JSON_SCHEMA),
+        ("table", TABLE),
+        ("Messages of a table", MESSAGE),
         ("Lines of an OpenAI batch file", LINE),
     ],
 )

@@ -13,6 +13,7 @@ import yaml
 
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.spec.check import validate_request
+from airflow_llmengine.spec.table import parse_table
 from airflow_llmengine.worker import cli
 from tests.docs.pages import PAGES, README, ROOT, Code, code_of_all, commands, connections
 from tests.kube.pods import require_valid
@@ -20,6 +21,8 @@ from tests.kube.pods import require_valid
 SHELL = ("sh", "")
 OF_OTHERS = {"Queue", "ResourceFlavor", "ClusterQueue", "LocalQueue", "Kustomization"}
 """Kinds that are no part of Kubernetes' own schemas."""
+OF_A_TABLE = {"input_data_path": "/in.csv", "output_data_path": "/out.parquet", "model_config": {"model": "m"}}
+"""A request beside which a sample of a table may stand."""
 
 
 def readable_connection(text: str) -> None:
@@ -69,12 +72,14 @@ def test_the_readmes_code_makes_tasks(sample: Code) -> None:
 
 
 @pytest.mark.parametrize("sample", code_of_all("json"), ids=str)
-def test_json_is_a_connection_its_extra_or_a_request(sample: Code) -> None:
+def test_json_is_a_connection_its_extra_a_request_or_a_table(sample: Code) -> None:
     content = json.loads(sample.text)
     if "conn_type" in content:
         readable_connection(sample.text)
     elif "output_data_path" in content:
         validate_request(content)
+    elif content.keys() & {"prompt", "messages"}:
+        validate_request(OF_A_TABLE, parse_table(content))
     else:
         ConnectionSettings.parse("of the page", content)
 

@@ -286,8 +286,8 @@ class FaultyBackend(Backend):
         )
 
     @override
-    def move(self, path: str, target: str) -> bool:
-        return self.call("write", target, lambda: self._real.move(path, target))
+    def move(self, path: str, target: str, tag: str | None) -> bool:
+        return self.call("write", target, lambda: self._real.move(path, target, tag))
 
     @override
     def abort_writes(self, path: str) -> None:

@@ -22,7 +22,7 @@ from airflow_llmengine.storage.job_directory import JobDirectory
 from airflow_llmengine.storage.output_folder import OutputFolder, folder_digest
 from airflow_llmengine.storage.s3 import PART_BYTES
 from tests.storage.conftest import BUCKET, Place
-from tests.storage.s3_server import S3Server
+from tests.storage.s3_server import Fault, S3Server
 
 # As in test_every_store.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
@@ -157,6 +157,30 @@ def test_a_file_that_is_changed_on_its_way_is_noticed(s3: Place) -> None:
     folder = written(s3, a="mine")
     (name,) = s3.at("out.job/ab-1/output").walk_names()
     s3.at(f"out.job/ab-1/output/{name}").replace(b"evil")
+    with pytest.raises(StorageChangedError, match="it is another file by now"):
+        folder.put(nothing)
+
+
+def test_a_store_that_copies_by_itself_sends_nothing(s3: Place, s3_server: S3Server) -> None:
+    folder = written(s3, a="mine")
+    folder.put(nothing)
+    assert [path for path in s3_server.sent if "output" in path] == []
+    assert standing(s3) == {"a": "mine"}
+    assert [path for path in s3_server.sent if path.endswith("/out/a")] != []
+
+
+def test_a_store_that_does_not_copy_by_itself_is_copied_through_here(s3: Place, s3_server: S3Server) -> None:
+    folder = written(s3, a="mine")
+    s3_server.faults.append(Fault("PUT", path="/out/a", status=501, code="NotImplemented"))
+    files = folder.put(nothing)
+    assert standing(s3) == {"a": "mine"}
+    assert finish(s3, files).valid_manifest() is not None
+
+
+def test_a_copy_through_here_is_compared(gcs: Place) -> None:
+    folder = written(gcs, a="mine")
+    (name,) = gcs.at("out.job/ab-1/output").walk_names()
+    gcs.at(f"out.job/ab-1/output/{name}").replace(b"evil")
     with pytest.raises(StorageChangedError, match="was changed while it was put in its place"):
         folder.put(nothing)
 

@@ -86,6 +86,8 @@ def _in_microseconds(kind: pyarrow.DataType) -> pyarrow.DataType:
         return pyarrow.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
     if types.is_large_list(kind):
         return pyarrow.large_list(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)), kind.list_size)
     if types.is_struct(kind):
         return pyarrow.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
     if types.is_map(kind):

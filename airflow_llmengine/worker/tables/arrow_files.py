@@ -63,7 +63,7 @@ class ArrowFile(RowFile):
     @override
     def batches(self, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
         for batch in self._read(schema.names):
-            yield conform(batch, schema, self.name)
+            yield conform(batch, schema)
 
     @abstractmethod
     def _read(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:

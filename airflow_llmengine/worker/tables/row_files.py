@@ -11,8 +11,6 @@ import pyarrow
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.filesystem import FileEntry, Location
-from airflow_llmengine.worker.readers.errors import InputInvalidError
-from airflow_llmengine.worker.tables.row_templates import shown
 
 BATCH_BYTES = 8 * 2**20
 """About how much of a table is held at a time, as it is in memory."""
@@ -71,30 +69,16 @@ class RowFile(ABC):
         """
 
 
-def conform(batch: pyarrow.RecordBatch, schema: pyarrow.Schema, name: str) -> pyarrow.RecordBatch:
-    """A batch with the columns of a schema, in its order and with its types.
-
-    Raises:
-        InputInvalidError: A value does not fit the type.
-    """
-    arrays = []
-    for field in schema:
-        place = batch.schema.get_field_index(field.name)
-        if place < 0:
-            arrays.append(pyarrow.nulls(batch.num_rows, field.type))
-            continue
-        array = batch.column(place)
-        if array.type != field.type:
-            try:
-                array = array.cast(field.type)
-            except pyarrow.ArrowException:
-                raise InputInvalidError(
-                    f"{name}: the column {shown(field.name)} holds what is no {field.type}, which it is elsewhere in "
-                    "the input: write all files with one type."
-                ) from None
-        arrays.append(array)
-    if not arrays:
+def conform(batch: pyarrow.RecordBatch, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    """A batch with the columns of a schema, in its order and with its types; nulls where it has none."""
+    if not schema.names:
         return empty_batch(batch.num_rows)
+    known = set(batch.schema.names)
+    arrays = [
+        batch.column(field.name) if field.name in known else pyarrow.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    # It widens what is narrower here than elsewhere.
     return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
 

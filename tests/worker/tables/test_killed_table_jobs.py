@@ -24,7 +24,7 @@ PARTS = {f"region={region}/part-{number}.parquet": 20 for region in ("EU", "US",
 
 ROWS = sum(PARTS.values())
 CHUNK_RECORDS = 8
-KILLED_AFTER = (10, 45, 80, ROWS)
+KILLED_AFTER = (10, 60, ROWS)
 """How many rows have been generated, over all attempts, when the next kill falls: the last falls about the end."""
 
 
@@ -84,7 +84,7 @@ class KilledJob:
         return rows
 
 
-@pytest.mark.slow  # Five worker processes: 8 s.
+@pytest.mark.slow  # Four worker processes: 8 s.
 def test_a_killed_partitioned_job_goes_on_and_ends_with_each_row_once_and_no_stray_file(tmp_path: Path) -> None:
     job = KilledJob(tmp_path)
     # How often each row had been generated when its chunk was first seen to stand.

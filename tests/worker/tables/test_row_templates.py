@@ -72,6 +72,10 @@ def test_lists_and_structs_are_written_as_their_json(value: Any) -> None:
     assert json.loads(rendered("{{ cell }}", cell=value)) == value
 
 
+def test_json_is_not_escaped_for_web_pages() -> None:
+    assert rendered("{{ cell|tojson }}", cell="<a> & 'b'") == "\"<a> & 'b'\""
+
+
 def test_cells_are_never_rendered_themselves() -> None:
     hostile = "{{ 7*7 }}{% raw %}{{ row.secret }}{{ ''.__class__ }}"
     assert rendered("{{ cell }}", cell=hostile, secret="s") == hostile
@@ -90,9 +94,10 @@ def test_a_column_of_any_name_is_reached(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["text", "items", "namespace", "range", "dict", "größe"])
 def test_a_column_whose_name_is_one_is_reached_by_it_alone(name: str) -> None:
-    template = RowTemplate(f"{{{{ {name} }}}} {{{{ row.{name} }}}}", "table.prompt", [name])
-    assert template.columns == {name}
-    assert template.render({name: "cell"}) == "cell cell"
+    for source in (f"{{{{ {name} }}}}", f"{{{{ row.{name} }}}}"):
+        template = RowTemplate(source, "table.prompt", [name])
+        assert template.columns == {name}
+        assert template.render({name: "cell"}) == "cell"
 
 
 def test_a_field_of_a_struct_is_not_hidden_by_a_method() -> None:
