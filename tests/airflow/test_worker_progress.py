@@ -81,7 +81,11 @@ def test_what_puts_the_shares_together_is_no_replica() -> None:
 
 def test_what_it_is_told_comes_through_a_deferral() -> None:
     further = {"max_logprobs": 40, "compilation_config": {"mode": 0}}
-    for told in (attempt(), attempt(None, 2), replace(attempt(), engine_args=further, cache_path="s3://c/a", table="s3://c/t")):
+    for told in (
+        attempt(),
+        attempt(None, 2),
+        replace(attempt(), engine_args=further, cache_path="s3://c/a", table="s3://c/t"),
+    ):
         assert WorkerAttempt.decode(told.encode()) == told
 
 
