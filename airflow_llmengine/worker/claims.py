@@ -140,6 +140,8 @@ class Claims:
     def give_back(self, *, died: bool = False) -> None:
         """Give back what is held and not committed, so that others need not wait for this attempt's silence.
 
+        It is the end: nothing is claimed afterwards.
+
         Args:
             died: Whether the engine has died over it for good: that counts as the holder's death.
         """
@@ -152,7 +154,8 @@ class Claims:
             self._scratch.replace_claim(chunk, mine.number, claim)
 
         # They may be many, and the process have little time left.
-        list(self._threads.map(give_one_back, held))
+        with self._threads as threads:
+            list(threads.map(give_one_back, held))
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:
