@@ -29,7 +29,7 @@ from tests.worker.jobs import Job
 from tests.worker.tools.authors import block, ran
 
 CAPACITY = 2
-WINDOW = CAPACITY + 8
+WINDOW = 2 * CAPACITY + 8
 """What the replica keeps in flight for an engine of this capacity."""
 
 PATIENCE = 60.0
