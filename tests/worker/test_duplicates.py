@@ -61,9 +61,11 @@ class World:
                 prompt = str(getattr(record.request, "prompt", ""))
                 world.asked.append(record.index)
                 world.prompts[prompt] += 1
+                # Told now: another one with this prompt may be asked while this one waits.
+                is_first = world.prompts[prompt] == 1
                 try:
                     await asyncio.sleep(world.seconds)
-                    if prompt.startswith(PASSING) and world.prompts[prompt] == 1:
+                    if prompt.startswith(PASSING) and is_first:
                         raise RuntimeError("not now")
                     return await super().complete(record)
                 finally:
