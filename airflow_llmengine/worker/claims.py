@@ -59,6 +59,8 @@ class Claims:
         self._newest: dict[int, int] = {}
         self._read: dict[tuple[int, int], Claim] = {}
         self._held: dict[int, _Held] = {}
+        self._noted: int | None = None
+        """The chunk whose claim names a record that went through the engine by itself."""
         self._committed: dict[int, int] = {}
         self._refreshed = float("-inf")
         # Kept: to start threads for every few chunks costs more than to write the claims.
@@ -126,11 +128,14 @@ class Claims:
         return self._scratch.claim_round(chunk, round_number, self._own_claim())
 
     def note_alone(self, chunk: int, record: int) -> None:
-        """Write down that a record goes through the engine by itself: if the process dies now, it was that one."""
-        held = self._held.get(chunk)
-        if held is not None:
-            claim = self._own_claim(deaths=held.deaths, suspect=held.suspect, alone=record)
-            self._scratch.replace_claim(chunk, held.number, claim)
+        """Write down that a record goes through the engine by itself: if the process dies now, it was that one.
+
+        And no other: what was noted before in another chunk's claim is taken back first.
+        """
+        if self._noted is not None and self._noted != chunk:
+            self._note(self._noted, None)
+        self._note(chunk, record)
+        self._noted = chunk
 
     def committed(self, chunk: int, round_number: int = 0) -> None:
         """A chunk that this attempt held is committed."""
@@ -156,6 +161,12 @@ class Claims:
         # They may be many, and the process have little time left.
         with self._threads as threads:
             list(threads.map(give_one_back, held))
+
+    def _note(self, chunk: int, alone: int | None) -> None:
+        held = self._held.get(chunk)
+        if held is not None:
+            claim = self._own_claim(deaths=held.deaths, suspect=held.suspect, alone=alone)
+            self._scratch.replace_claim(chunk, held.number, claim)
 
     def _state(self, chunk: int) -> HolderState | None:
         if chunk in self._held:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -58,6 +59,8 @@ class EngineKeeper:
         self._changed = asyncio.Condition()
         self._running = 0
         self._waiting = [0, 0, 0]
+        self._turns: deque[object] = deque()
+        """Of the records that wait to be alone, in the order in which they came."""
         self._bounced = 0
         self._calm = True
         """Whether no engine has died over any of the records: then nobody waits for a turn."""
@@ -150,11 +153,16 @@ class EngineKeeper:
         # Nobody may join one that is to be alone, also where no engine has died in this attempt yet.
         self._calm = False
         async with self._changed:
+            turn = object()
             self._waiting[level] += 1
+            if level == ALONE:
+                self._turns.append(turn)
             try:
-                await self._changed.wait_for(lambda: self._may_enter(level))
+                await self._changed.wait_for(lambda: self._may_enter(level, turn))
             finally:
                 self._waiting[level] -= 1
+                if level == ALONE:
+                    self._turns.remove(turn)
             if self._given_up is not None:
                 raise self._given_up
             self._running += 1
@@ -164,13 +172,15 @@ class EngineKeeper:
         async with self._changed:
             self._changed.notify_all()
 
-    def _may_enter(self, level: int) -> bool:
+    def _may_enter(self, level: int, turn: object) -> bool:
         if self._given_up is not None:
             return True
         if self._restarting is not None or self._alone:
             return False
         if level == ALONE:
-            return self._running == 0
+            # In turn: whoever comes just as another one leaves would be faster than those who must be woken, and begin
+            # with another chunk each time.
+            return self._running == 0 and self._turns[0] is turn
         if self._waiting[ALONE]:
             return False
         # Those that were in work when an engine died go first, and few at a time.

@@ -81,6 +81,32 @@ def test_what_a_dead_attempt_held_is_taken_once_and_its_deaths_are_counted(scrat
     assert [(held.chunk, held.deaths, held.suspect) for held in found] == [(3, 1, 77)]
 
 
+def test_a_death_blames_only_the_record_that_was_alone_last(scratch: JobScratch) -> None:
+    """Also where records of several chunks were alone one after another, and those chunks are not committed yet."""
+    dead = claims_of(scratch, 0, "a")
+    dead.take_all([3, 4, 5])
+    for chunk, record in ((3, 77), (4, 88), (3, 78), (5, 99)):
+        dead.note_alone(chunk, record)
+    beat(scratch, 0, "a", "failed")
+    found = claims_of(scratch, 1, "b").take_all([3, 4, 5])
+    assert [(held.chunk, held.deaths, held.suspect) for held in found] == [(3, 1, None), (4, 1, None), (5, 1, 99)]
+
+
+def test_a_suspicion_outlives_what_is_noted_of_other_chunks(scratch: JobScratch) -> None:
+    one = claims_of(scratch, 0, "a")
+    one.take(3)
+    one.note_alone(3, 77)
+    beat(scratch, 0, "a", "failed")
+    other = claims_of(scratch, 1, "b")
+    other.take_all([3, 4])
+    other.note_alone(3, 78)
+    other.note_alone(4, 88)
+    beat(scratch, 1, "b", "failed")
+    held = claims_of(scratch, 2, "c").take(3)
+    assert held is not None
+    assert (held.deaths, held.suspect, held.at_fault) == (2, 77, None)
+
+
 def test_a_chunk_is_not_made_again_whose_holder_gave_it_back_without_learning_that_it_was_committed(
     scratch: JobScratch,
 ) -> None:

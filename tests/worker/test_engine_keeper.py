@@ -89,7 +89,7 @@ class Trial:
                 outcomes = await asyncio.wait_for(
                     asyncio.gather(
                         *(
-                            self._outcome(keeper, index, deaths if isinstance(deaths, int) else deaths.get(index, 0))
+                            self.ask(keeper, index, deaths if isinstance(deaths, int) else deaths.get(index, 0))
                             for index in indices
                         )
                     ),
@@ -101,7 +101,7 @@ class Trial:
 
         return asyncio.run(main())
 
-    async def _outcome(self, keeper: EngineKeeper, index: int, deaths: int) -> str:
+    async def ask(self, keeper: EngineKeeper, index: int, deaths: int) -> str:
         async def before_alone() -> None:
             self.alone.append(index)
 
@@ -207,3 +207,23 @@ def test_records_that_are_cancelled_leave_room_for_others() -> None:
         await keeper.stop()
 
     asyncio.run(main())
+
+
+def test_records_that_are_to_be_alone_are_so_in_the_order_in_which_they_came() -> None:
+    """Also where another one comes in the very moment in which one leaves, as a place in the engine goes on at once."""
+    trial = Trial(lambda: MortalEngine(set(), []))
+    later = iter(range(8, 16))
+
+    async def place(keeper: EngineKeeper, index: int | None) -> None:
+        while index is not None:
+            assert await trial.ask(keeper, index, deaths=2) == "answered"
+            index = next(later, None)
+
+    async def main() -> None:
+        keeper = EngineKeeper(trial.make, started=trial.note_start, died=trial.note_death)
+        await keeper.start()
+        await asyncio.wait_for(asyncio.gather(*(place(keeper, index) for index in range(8))), 20)
+        await keeper.stop()
+
+    asyncio.run(main())
+    assert trial.alone == list(range(16))
