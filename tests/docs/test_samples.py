@@ -6,10 +6,11 @@ import json
 import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
+from pydantic import BaseModel, Field
 
 from airflow_llmengine.hooks.connection_settings import ConnectionSettings
 from airflow_llmengine.spec.check import validate_request
@@ -61,6 +62,10 @@ def test_the_readmes_code_makes_tasks(sample: Code) -> None:
         return path
 
     names: dict[str, Any] = {
+        "Annotated": Annotated,
+        "BaseModel": BaseModel,
+        "Field": Field,
+        "Literal": Literal,
         "load": load,
         "LLMEngineBatchCompletionsOperator": LLMEngineBatchCompletionsOperator,
         "LLMEngineBatchCompletionsTaskGroup": LLMEngineBatchCompletionsTaskGroup,
