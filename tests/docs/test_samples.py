@@ -72,7 +72,7 @@ def test_the_readmes_code_makes_tasks(sample: Code) -> None:
         "LLMEngineBatchCompletionsSensor": LLMEngineBatchCompletionsSensor,
     }
     with DAG("of_the_readme", schedule=None) as dag:
-        exec(compile(sample.source, "README.md", "exec"), names)  # noqa: S102
+        exec(compile(sample.source, "README.md", "exec", dont_inherit=True), names)  # noqa: S102
     assert dag.task_ids
 
 
