@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
@@ -150,7 +151,7 @@ class Replica:
             changed=self._changed.set,
         )
         self._latencies: deque[float] = deque(maxlen=LATENCY_SAMPLES)
-        self._counting = False
+        self._ended = threading.Event()
 
     @property
     def stop(self) -> Stop:
@@ -197,7 +198,7 @@ class Replica:
                     self._progress.generating_seconds = time.monotonic() - started
             return ExitCode.DONE if self._stop.reason is None else self._stop.reason.exit_code
         finally:
-            self._counting = False
+            self._ended.set()
             self._share.close()
             await self._ahead.end()
             for task in background:
@@ -570,16 +571,17 @@ class Replica:
         """Learn how long the input is while the model loads, for the progress line and ``max_error_rate``."""
         if self._progress.replica != 0 or self._share.end is not None:
             return
-        self._counting = True
 
         def count() -> None:
             began = time.monotonic()
             for _chunk in self._share.count_input():
-                if not self._counting:
-                    return
+                pause = 0.0
                 if self._progress.phase == "generating":
                     # The engine's own work in this process comes first, and so do the records that are fed to it.
-                    time.sleep(max(0.01, COUNTING_PAUSE * (time.monotonic() - began)))
+                    pause = max(0.01, COUNTING_PAUSE * (time.monotonic() - began))
+                # After a record that takes seconds to parse it is one of minutes: the end cuts it short.
+                if self._ended.wait(pause):
+                    return
                 began = time.monotonic()
 
         await asyncio.to_thread(count)

@@ -117,10 +117,12 @@ def test_a_replica_that_never_starts_holds_nobody_up(tmp_path: Path) -> None:
 
 
 def test_a_replica_that_is_killed_is_helped_with(tmp_path: Path) -> None:
+    """Where the others have work for a while: what they see is a heartbeat that stands still between two looks."""
+    records = 2 * RECORDS
     killed = AttemptPlan(1, process=ProcessFault("SIGKILL", Trigger("answers", 6)))
-    run = run_whole(replace(JOB, seconds_per_record=0.05, stages=(replicas(3, killed),)), tmp_path)
+    run = run_whole(replace(JOB, records=records, seconds_per_record=0.05, stages=(replicas(3, killed),)), tmp_path)
     assert outcomes(run, "collect")[0] is ExitCode.DONE
-    assert answers(run).total() <= RECORDS + 2 * JOB.chunk_records
+    assert answers(run).total() <= records + 2 * JOB.chunk_records
 
 
 @pytest.mark.parametrize("regenerate", [False, True])
