@@ -56,6 +56,7 @@ def test_the_installed_entry_points_resolve() -> None:
     assert {(point.group, point.name) for point in entry_points} == {
         ("console_scripts", "llmengine-batch"),
         ("apache_airflow_provider", "provider_info"),
+        ("airflow.plugins", "llmengine"),
         ("airflow_llmengine.engines", "vllm"),
         ("airflow_llmengine.engines", "echo"),
         ("vllm.general_plugins", "airflow_llmengine_end_with_parent"),
