@@ -16,7 +16,8 @@ from airflow_llmengine.worker.readers import InputChangedError
 from tests.storage.s3_server import Fault, S3Server
 from tests.worker.tables.table_inputs import opened
 
-BUCKET = "bucket"
+# Of no other module: buckets stay as long as the process.
+BUCKET = "tables-on-s3"
 ROWS = 2000
 
 
