@@ -148,6 +148,7 @@ def test_a_functions_rows_are_triaged(airflow_home: Path, tmp_path: Path) -> Non
     assert {row["team"] for row in rows} <= {"billing", "delivery", "technology"}
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.slow  # `airflow dags test` and three workers: 20 s.
 def test_each_file_of_a_prefix_is_a_job_of_its_own(airflow_home: Path, tmp_path: Path) -> None:
     import pyarrow.parquet

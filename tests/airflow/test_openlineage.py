@@ -125,6 +125,7 @@ def test_a_failure_says_what_was_written_if_something_was(echo_job: EchoJob) -> 
     assert [dataset.name for dataset in lineage.outputs] == [str(echo_job.output)]
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_of_a_group_it_is_the_task_that_collects_that_says_it(echo_job: EchoJob) -> None:
     pytest.importorskip("airflow.providers.openlineage")
@@ -153,6 +154,7 @@ def test_nothing_of_openlineage_is_needed_to_run_a_job() -> None:
     assert printed.split()[-1] == "False"
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_a_real_tasks_events_carry_it(echo_job: EchoJob, airflow_environment: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("airflow.providers.openlineage")

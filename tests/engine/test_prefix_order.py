@@ -21,7 +21,7 @@ from benchmarks.sides import KeptEngine
 from tests.engine.conftest import RunningEngine
 from tests.engine.records import job
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 
 DOCUMENTS, QUESTIONS = 6, 4
 BLOCK_TOKENS = 32
