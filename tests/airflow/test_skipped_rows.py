@@ -12,31 +12,14 @@ from airflow_llmengine.hooks.llmengine import progress_of
 from airflow_llmengine.spec.job_state import Heartbeat, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.storage.status import JobStatus
+from tests.airflow.manifests import manifest_of
 
 HANDLE = JobHandle(path="s3://bucket/out.parquet", fingerprint="ab12", generation=1)
 
 
 def manifest(*, succeeded: int, skipped: int, failed: int) -> Manifest:
-    return Manifest(
-        output_data_path=HANDLE.path,
-        fingerprint=HANDLE.fingerprint,
-        generation=HANDLE.generation,
-        owner="dag/task",
-        output_format="parquet",
-        output_bytes=3,
-        output_sha256="0",
-        records=succeeded + skipped + failed,
-        succeeded=succeeded,
-        skipped=skipped,
-        failed=failed,
-        failures={"invalid_output": failed} if failed else {},
-        prompt_tokens=1,
-        completion_tokens=1,
-        model="m",
-        engine="echo",
-        created=1,
-        finished=2,
-    )
+    failures = {"invalid_output": failed} if failed else {}
+    return manifest_of(HANDLE, "parquet", succeeded=succeeded, skipped=skipped, failures=failures)
 
 
 def test_shares_of_failed_records_are_of_those_that_were_tried() -> None:

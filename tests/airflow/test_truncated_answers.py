@@ -13,31 +13,14 @@ from airflow_llmengine.hooks.llmengine import progress_of
 from airflow_llmengine.spec.job_state import Heartbeat, JobHandle
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.storage.status import JobStatus
+from tests.airflow.manifests import manifest_of
 
 HANDLE = JobHandle(path="s3://bucket/out.json", fingerprint="ab12", generation=1)
 
 
 def manifest(*, succeeded: int, truncated: int, failed: int = 0) -> Manifest:
-    return Manifest(
-        output_data_path=HANDLE.path,
-        fingerprint=HANDLE.fingerprint,
-        generation=HANDLE.generation,
-        owner="dag/task",
-        output_format="json",
-        output_bytes=3,
-        output_sha256="0",
-        records=succeeded + truncated + failed,
-        succeeded=succeeded,
-        truncated=truncated,
-        failed=failed,
-        failures={"rejected_by_engine": failed} if failed else {},
-        prompt_tokens=1,
-        completion_tokens=1,
-        model="m",
-        engine="echo",
-        created=1,
-        finished=2,
-    )
+    failures = {"rejected_by_engine": failed} if failed else {}
+    return manifest_of(HANDLE, "json", succeeded=succeeded, truncated=truncated, failures=failures)
 
 
 def test_the_summary_has_the_count_and_the_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:

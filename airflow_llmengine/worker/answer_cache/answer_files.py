@@ -21,13 +21,12 @@ from typing_extensions import override
 
 from airflow_llmengine.storage.errors import StorageError
 from airflow_llmengine.storage.filesystem import FileEntry, Location
+from airflow_llmengine.worker.answers.keys import KEY_BYTES
 
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
 """Of the files; a part of the name of the folder that they lie in, so that no program meets files of a later one."""
-
-KEY_BYTES = 16
 
 GROUP_ANSWERS = 4096
 """Most answers of a row group, which is what is read at once to get one of them."""

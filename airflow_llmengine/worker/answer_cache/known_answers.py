@@ -15,7 +15,6 @@ import numpy
 from airflow_llmengine.storage.errors import StorageChangedError, StorageError, StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Location
 from airflow_llmengine.worker.answer_cache.answer_files import (
-    KEY_BYTES,
     AnswerFile,
     DamagedFileError,
     Group,
@@ -23,6 +22,7 @@ from airflow_llmengine.worker.answer_cache.answer_files import (
     written_by_name,
 )
 from airflow_llmengine.worker.answer_cache.key_index import KeyIndex
+from airflow_llmengine.worker.answers.keys import KEY_BYTES
 
 logger = logging.getLogger(__name__)
 
