@@ -286,7 +286,9 @@ def test_an_attempt_finishes_chunks_in_turn_when_results_that_wait_take_much_mem
     assert attempt(prompts) == prompts
     indices = [record.index for record in order]
     assert indices[:20] != sorted(indices[:20])
-    assert indices[60:] == sorted(indices[60:])
+    # A place that is free goes on at once, while one that is new begins in the loop's next turn: a window's worth.
+    in_turn = sorted(indices[60:])
+    assert all(abs(in_turn.index(index) - position) < 16 for position, index in enumerate(indices[60:]))
 
 
 def test_what_a_claim_raises_is_told_to_whoever_asks_whether_there_is_more() -> None:

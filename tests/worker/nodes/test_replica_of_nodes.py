@@ -57,6 +57,14 @@ class Nodes:
         self.started.append(follower)
         return follower
 
+    def wait_until_generating(self) -> None:
+        """Until a heartbeat says that all nodes are at work: the first records are in flight then."""
+        beats = self.job.folder.glob
+        wait_until(
+            lambda: any(b'"generating"' in beat.read_bytes() for beat in beats("output.json.job/*/replicas/0.json")),
+            seconds=60,
+        )
+
     def wait_for_records(self, count: int) -> None:
         wait_until(lambda: self.job.generations().total() >= count, seconds=60)
 
@@ -111,8 +119,7 @@ def test_what_is_in_flight_is_not_waited_for_when_a_follower_that_was_told_to_en
     """An engine answers nothing without one of its nodes: the leader would wait nearly as long as the follower has."""
     leader = nodes.lead("--chunk-records=20", LLMENGINE_ECHO_SECONDS_PER_RECORD="1000")
     first, _second = nodes.follow(1, "--grace-seconds=1000"), nodes.follow(2)
-    # Claimed when the records of the one before are in flight.
-    wait_until(lambda: list(nodes.job.folder.glob("*.job/*/claims/*/00000001")))
+    nodes.wait_until_generating()
     first.send_signal(signal.SIGTERM)
     assert leader.stderr is not None
     assert any(b"node 1 of this replica was told to end" in line for line in iter(leader.stderr.readline, b""))
