@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 settings = {**SETTINGS, "num_gpu_blocks_override": blocks, **options.settings, "max_num_seqs": capacity}
                 side.start(model, settings, timeout=START_SECONDS)
                 for name in options.workloads:
-                    # The workloads have some hundred records at scale 1.
-                    workload = WORKLOADS[name](options.scale * ROUNDS * capacity / 96)
+                    made = WORKLOADS[name]
+                    workload = made(options.scale * ROUNDS * capacity / len(made(1).items))
                     files = workload.write(folder)
                     measured = side.run(files["prompts"], timeout=RUN_SECONDS)
                     (folder / f"steps-{capacity}-{name}.json").write_text(json.dumps(measured.steps))

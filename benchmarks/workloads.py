@@ -83,15 +83,15 @@ class Workload:
 
 
 def short_answers(scale: float) -> Workload:
-    """Short answers to short prompts."""
-    items = [Item(_prompt(index), 8) for index in range(_count(96, scale))]
+    """Short answers to short prompts: so many that it matters little that an engine's first step runs almost empty."""
+    items = [Item(_prompt(index), 8) for index in range(_count(288, scale))]
     return Workload("short", "short answers", items, {})
 
 
 def varied_answers(scale: float) -> Workload:
     """Answers of very different lengths: most are short, a few take ten times as long."""
     chance = random.Random(1)
-    lengths = [round(math.exp(chance.gauss(2.2, 1.0))) for _ in range(_count(96, scale))]
+    lengths = [round(math.exp(chance.gauss(2.2, 1.0))) for _ in range(_count(192, scale))]
     items = [Item(_prompt(index), min(max(length, 1), 96)) for index, length in enumerate(lengths)]
     return Workload("varied", "answers of very different lengths", items, {})
 

@@ -22,7 +22,7 @@ def measured(seconds: float, *, tokens: int = 16, cached: int = 0) -> Measured:
 
 def pairs_of(*seconds: tuple[float | None, float | None]) -> Pairs:
     """Pairs in which ours and theirs took so long; None: the side was gone."""
-    pairs = Pairs(short_answers(2 / 96), [Comparison(OURS, THEIRS)])
+    pairs = Pairs(short_answers(2 / 288), [Comparison(OURS, THEIRS)])
     for ours, theirs in seconds:
         took = {OURS: ours, THEIRS: theirs}
 
@@ -51,14 +51,14 @@ def test_a_side_that_is_gone_leaves_the_pairs_before() -> None:
 
 def test_sides_go_first_in_turn() -> None:
     gone: list[str] = []
-    pairs = Pairs(short_answers(2 / 96), [Comparison(OURS, THEIRS)])
+    pairs = Pairs(short_answers(2 / 288), [Comparison(OURS, THEIRS)])
     for _ in range(3):
         pairs.run(lambda turn: gone.append(turn.side))
     assert gone == ["generate", "worker", "worker", "generate", "generate", "worker"]
 
 
 def test_runs_that_did_other_work_are_not_compared() -> None:
-    pairs = Pairs(short_answers(2 / 96), [Comparison(OURS, THEIRS)])
+    pairs = Pairs(short_answers(2 / 288), [Comparison(OURS, THEIRS)])
     pairs.run(lambda turn: measured(1.0))
     pairs.check()
     pairs.run(lambda turn: measured(1.0, tokens=15))
