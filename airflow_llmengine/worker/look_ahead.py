@@ -44,6 +44,9 @@ SORTED_FOR = 4
 MOST_UNSORTED = 16 * FAR.records
 """Where it is not, after as many records first, then twice as many each time, up to so many."""
 
+LOOK_EVERY = 16
+"""Whether more is wanted is looked at after so many records, and at each while fewer wait."""
+
 
 class LookAhead:
     """Keeps a line-up filled. All methods run in one asyncio loop.
@@ -143,7 +146,9 @@ class LookAhead:
             self._asked_in_vain = True
         else:
             self._given += 1
-        if not self._wanted.is_set() and (self._chunks_wanted() or self._is_due):
+        # Not at every record, where many wait: it would take as long as all the rest of this.
+        looks = taken is None or self._given % LOOK_EVERY == 0 or len(self._line_up) < LOOK_EVERY
+        if looks and not self._wanted.is_set() and (self._chunks_wanted() or self._is_due):
             self._wanted.set()
         return taken
 

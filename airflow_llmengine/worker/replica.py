@@ -134,7 +134,11 @@ class Replica:
         self._evaluator = evaluator
         self._cache = cache
         self._in_flight: set[asyncio.Task[None]] = set()
-        """Places in the engine that are taken, each by one record after another."""
+        """Places in the engine: one record after another takes each, or it is idle."""
+        self._idle: list[asyncio.Future[_Admitted | None]] = []
+        """Of those that wait for a record: what to give it to."""
+        self._draining = False
+        """Whether places end that have no record."""
         self._window = 0
         """How many there are."""
         self._away = 0
@@ -321,7 +325,7 @@ class Replica:
     def _has_room(self, leaving: int = 0) -> bool:
         """Whether another record may be admitted, once so many have left their place."""
         return (
-            len(self._in_flight) - self._away - leaving < self._window
+            len(self._in_flight) - len(self._idle) - self._away - leaving < self._window
             and self._bytes_in_flight < BYTES_IN_FLIGHT
             and len(self._commits) < (PENDING_COMMITS if self._open.bytes > OPEN_BYTES else MOST_PENDING_COMMITS)
             and not self._repeats.full
@@ -345,6 +349,9 @@ class Replica:
 
     def _send(self, admitted: _Admitted) -> None:
         """Give a record a place in the engine."""
+        if self._idle:
+            self._idle.pop().set_result(admitted)
+            return
         task = asyncio.create_task(self._keep_busy(admitted))
         self._in_flight.add(task)
         task.add_done_callback(self._left)
@@ -364,7 +371,7 @@ class Replica:
             raise self._defects[0]
 
     async def _keep_busy(self, admitted: _Admitted | None) -> None:
-        """Complete a record, and then others in its place, as long as there are any: a task for each takes its time."""
+        """Complete a record, and then others in its place: a task for each takes its time."""
         in_a_row = 0
         while admitted is not None:
             try:
@@ -378,12 +385,24 @@ class Replica:
                     # Nothing of this may have had to wait.
                     await asyncio.sleep(0)
                 taken = self._ahead.take() if self._has_room(leaving=1) and not self._stop.is_requested() else None
-                if taken is None:
+                if taken is not None:
+                    admitted = self._admit(*taken)
+                    continue
+                admitted = await self._wait_for_record()
+                if admitted is None:
                     return
-                admitted = self._admit(*taken)
             if self._has_room():
                 # For more than one, as this one was large, or others waited for it.
                 self._changed.set()
+
+    async def _wait_for_record(self) -> _Admitted | None:
+        """Wait until a place that is idle is given a record; None: no more are to come."""
+        self._changed.set()
+        if self._draining:
+            return None
+        place: asyncio.Future[_Admitted | None] = asyncio.get_running_loop().create_future()
+        self._idle.append(place)
+        return await place
 
     async def _complete(self, record: Record, work: ChunkWork, key: bytes | None) -> None:
         outcome = await self._outcome(record, work)
@@ -519,6 +538,9 @@ class Replica:
 
     async def _drain(self) -> None:
         """Wait for the records in flight: all of them, or as long as a stop leaves time."""
+        self._draining = True
+        while self._idle:
+            self._idle.pop().set_result(None)
         while self._in_flight:
             if not self._stop.is_requested():
                 stopped = asyncio.create_task(self._stop.wait())
@@ -539,6 +561,7 @@ class Replica:
                 await asyncio.gather(*late, return_exceptions=True)
         if self._commits:
             await asyncio.wait(self._commits)
+        self._draining = False
 
     async def _save_parts(self, *, rounds: bool = True) -> None:
         """Keep what is finished of the open chunks: as parts, or for one that is made again, as its next round."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from airflow_llmengine.worker.records import Record
 from airflow_llmengine.worker.share import ChunkWork
 from airflow_llmengine.worker.stopping import Stop
 from tests.worker.jobs import Job, text_of
-from tests.worker.prompt_records import works
+from tests.worker.prompt_records import prompt_record, work, works
 from tests.worker.test_prefix_order import documents
 
 
@@ -133,6 +134,23 @@ def test_an_engine_that_says_nothing_of_a_cache_is_not_looked_far_ahead_for() ->
         await claims.ahead.arrange(engine)
         assert claims.claimed == NEAR.records
         assert max(claims.at_once) > 1
+        await claims.ahead.end()
+
+    asyncio.run(run())
+
+
+def test_where_few_wait_the_next_chunk_is_claimed_before_the_last_of_them_is_taken() -> None:
+    """Records so large that one is enough: the engine is not to wait for storage after each."""
+
+    async def run() -> None:
+        large = [replace(prompt_record(index, "a"), size=NEAR.bytes) for index in range(5)]
+        claims = Claims([work(number, [record]) for number, record in enumerate(large)])
+        claims.ahead.begin()
+        await claims.settle()
+        assert (claims.claimed, claims.ahead.waiting) == (2, 2)
+        assert claims.ahead.take() is not None
+        await claims.settle()
+        assert (claims.claimed, claims.ahead.waiting) == (3, 2)
         await claims.ahead.end()
 
     asyncio.run(run())

@@ -35,11 +35,12 @@ class KeyTable:
             place: Bytes from the beginning of the file.
         """
         number = key[0] << 8 | key[1]
+        entry = key[_TAIL] + place.to_bytes(_PLACE_BYTES)
         bucket = self._buckets[number]
         if bucket is None:
-            bucket = self._buckets[number] = bytearray()
-        bucket += key[_TAIL]
-        bucket += place.to_bytes(_PLACE_BYTES)
+            self._buckets[number] = bytearray(entry)
+        else:
+            bucket += entry
         self._entries += 1
 
     def find(self, key: bytes) -> Iterator[int]:

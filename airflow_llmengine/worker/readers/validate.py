@@ -186,15 +186,14 @@ def _validated(
     prefix: str = "",
 ) -> BatchRecord:
     key = None if passed is None else passed.key(value, model)
-    if passed is not None and key in passed:
-        try:
-            return model.model_validate(value)
-        except ValidationError as error:
-            raise _RefusedError(*record_error_of(error, model, prefix)) from None
-    record = _checked(value, model, request, prefix)
-    if passed is not None and key is not None:
-        passed.add(key)
-    return record
+    if passed is None or key is None:
+        return _checked(value, model, request, prefix)
+    if key not in passed:
+        record = _checked(value, model, request, prefix)
+        passed.add(key, record)
+        return record
+    known = passed.with_prompt(key, value["prompt"]) if model is CompletionV2Request else None
+    return _held_to_schema(value, model, prefix) if known is None else known
 
 
 def _checked(
@@ -203,10 +202,7 @@ def _checked(
     _refuse_too_many(value, prefix)
     if model in _TOKEN_FIELDS:
         _refuse_empty_token_list(value, _TOKEN_FIELDS[model], prefix)
-    try:
-        record = model.model_validate(value)
-    except ValidationError as error:
-        raise _RefusedError(*record_error_of(error, model, prefix)) from None
+    record = _held_to_schema(value, model, prefix)
     if isinstance(record, PoolingFields):
         refused = check_pooling_record(record, request, prefix)
     else:
@@ -214,6 +210,13 @@ def _checked(
     if refused is not None:
         raise _RefusedError(*refused)
     return record
+
+
+def _held_to_schema(value: dict[str, Any], model: type[BatchRecord], prefix: str) -> BatchRecord:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _RefusedError(*record_error_of(error, model, prefix)) from None
 
 
 def _refuse_too_many(value: dict[str, Any], prefix: str) -> None:

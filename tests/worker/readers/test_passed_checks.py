@@ -14,7 +14,7 @@ from airflow_llmengine.worker.readers import validate
 from airflow_llmengine.worker.readers.passed_checks import MOST_BYTES, MOST_KEPT, PassedChecks
 from airflow_llmengine.worker.readers.raw_records import load_record
 from airflow_llmengine.worker.readers.validate import to_record
-from airflow_llmengine.worker.records import Record
+from airflow_llmengine.worker.records import RawRecord, Record
 from tests.worker.readers.files import request_for
 
 REQUEST = request_for("/x")
@@ -92,6 +92,44 @@ def assert_no_difference(values: list[dict[str, Any]], request_: Any) -> None:
             assert remembering.request.model_fields_set == anew.request.model_fields_set  # type: ignore[union-attr]
 
 
+def test_a_record_that_is_made_from_another_is_a_record_of_its_own() -> None:
+    passed = PassedChecks()
+    made = []
+    for prompt in ("one", "two", "drei Schüsse", "one"):
+        raw = load_record(0, "line 1", json.dumps({"prompt": prompt, "seed": 1, "stop": None}).encode())
+        record = to_record(raw, REQUEST, None, passed)
+        assert isinstance(record, Record)
+        made.append(record.request)
+    assert [request.prompt for request in made] == ["one", "two", "drei Schüsse", "one"]  # type: ignore[union-attr]
+    assert made[0] == made[3] != made[1]
+    assert made[0] is not made[3]
+    for request in made:
+        assert isinstance(request, CompletionV2Request)
+        assert request.given() == {"prompt": request.prompt, "seed": 1, "stop": None}
+
+
+def test_records_share_nothing_that_could_be_changed() -> None:
+    passed = PassedChecks()
+    for fields in {"stop": ["a"]}, {"logit_bias": {"1": 2}}, {"response_format": {"type": "text"}}:
+        one, other = (
+            to_record(load_record(0, "line 1", json.dumps({"prompt": text, **fields}).encode()), REQUEST, None, passed)
+            for text in ("one", "other")
+        )
+        assert isinstance(one, Record)
+        assert isinstance(other, Record)
+        (name,) = fields
+        assert getattr(one.request, name) == getattr(other.request, name)
+        assert getattr(one.request, name) is not getattr(other.request, name)
+
+
+def test_half_of_a_surrogate_pair_is_refused_beside_fields_that_are_known() -> None:
+    """A table's template can spell one, where a JSON file is refused before."""
+    passed = PassedChecks()
+    for prompt, is_record in (("a", True), ("\ud800", False), ("ä", True)):
+        record = to_record(RawRecord(0, "row 1", {"prompt": prompt}, size=1), REQUEST, None, passed)
+        assert isinstance(record, Record) is is_record
+
+
 def test_records_that_differ_in_their_text_alone_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[Any] = []
 
@@ -116,8 +154,8 @@ def test_little_is_remembered() -> None:
     passed = PassedChecks()
     assert passed.key({"prompt": "a", "user": "u" * MOST_BYTES}, CompletionV2Request) is None
     keys = [passed.key({"prompt": "a", "seed": seed}, CompletionV2Request) for seed in range(MOST_KEPT + 1)]
-    for key in keys:
+    for seed, key in enumerate(keys):
         assert key is not None
-        passed.add(key)
+        passed.add(key, CompletionV2Request(prompt="a", seed=seed))
     assert keys[-1] in passed
     assert keys[0] not in passed
