@@ -108,8 +108,9 @@ class WorkerPods:
         return self.cluster.wait_for_phase(self.namespace, name, "Succeeded", seconds=seconds)
 
     def delete(self, name: str) -> Any:
-        """Delete a pod and wait for its container's end; gives how it ended."""
-        before = self.cluster.pod(self.namespace, name).metadata.resource_version
+        """Delete a pod whose container runs, and wait for its container's end; gives how it ended."""
+        # Kubelets before 1.22 that have not told of a container yet, though it runs, never tell of its end either.
+        before = self.cluster.wait_for_phase(self.namespace, name, "Running").metadata.resource_version
         self.cluster.delete_pod(self.namespace, name)
         return self.wait_for_container_end(name, since=before)
 
@@ -133,7 +134,10 @@ class WorkerPods:
             end = terminated(event["object"], CONTAINER)
             if end is not None:
                 return end
-        raise AssertionError(f"the container of {name} did not end in {seconds} s")
+            assert event["type"] != "DELETED", f"{name} is gone, and nobody has told how its container ended"
+        raise AssertionError(
+            f"the container of {name} did not end in {seconds} s; {self.cluster.describe(self.namespace, name)}"
+        )
 
     def kill(self, name: str) -> None:
         """Kill all processes of the pod's container, as the kernel does when a node's memory is at its end."""
@@ -142,15 +146,18 @@ class WorkerPods:
             os.kill(process, signal.SIGKILL)
 
 
-def processes_of(pod_uid: str) -> list[int]:
-    """The processes of a pod's containers, but for the one that holds its network. The node is this machine."""
+def processes_of(pod_uid: str) -> dict[int, bytes]:
+    """The processes of a pod's containers and their command lines. The node is this machine.
+
+    Left out are the one that holds the pod's network, and those by which a container that is not there yet is made.
+    """
     names = (pod_uid, pod_uid.replace("-", "_"))
-    found = []
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             group, command = (folder / "cgroup").read_text(), (folder / "cmdline").read_bytes()
         except OSError:
             continue
-        if any(name in group for name in names) and command.split(b"\0")[0] not in (b"", b"/pause"):
-            found.append(int(folder.name))
+        if any(name in group for name in names) and command.split(b"\0")[0] not in (b"", b"/pause", b"runc"):
+            found[int(folder.name)] = command
     return found
