@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
@@ -52,6 +52,27 @@ def list_input(storage: Storage, url: str) -> list[FileEntry]:
             f"There is no input at {redact(url)}: no such file, and no folder with data in it; {hint}."
         )
     return sorted({entry.url: entry for entry in entries}.values(), key=lambda entry: entry.url)
+
+
+def names_below(location: Location, entries: Sequence[FileEntry]) -> list[str]:
+    """The files' paths below the input's root, as people and messages call them; without what a URL keeps private.
+
+    The root is the folder that the input is, or the last one above the first wildcard of a glob. A file that is the
+    input itself has its name alone.
+
+    Args:
+        location: The input.
+        entries: What ``list_input`` has found there.
+    """
+    # Shown forms are cut, and not cut forms shown: of a part of a URL nobody could tell what is private.
+    urls = [redact(entry.url) for entry in entries]
+    fixed = redact(location.url)
+    root = f"{fixed.removesuffix('/')}/"
+    if not all(url.startswith(root) for url in urls):
+        wildcard = None if urls == [fixed] else _WILDCARD.search(fixed)
+        fixed = fixed[: wildcard.start()] if wildcard else fixed
+        root = fixed[: fixed.rfind("/") + 1]
+    return [url[len(root) :] if url.startswith(root) else url.rpartition("/")[2] for url in urls]
 
 
 def input_identity(storage: Storage, entries: Iterable[FileEntry]) -> str:

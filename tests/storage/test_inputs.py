@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from airflow_llmengine.storage.errors import StorageNotFoundError
-from airflow_llmengine.storage.filesystem import FileEntry
-from airflow_llmengine.storage.inputs import input_identity, list_input
+from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage
+from airflow_llmengine.storage.inputs import input_identity, list_input, names_below
 from tests.storage.conftest import Place
 from tests.storage.s3_server import S3Server
 
@@ -239,3 +239,36 @@ def test_object_stores_are_not_read_for_the_identity(s3: Place, s3_server: S3Ser
 
 def test_identity_of_nothing_is_an_identity(memory: Place) -> None:
     assert input_identity(memory.storage, []).startswith("files:sha256:")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("data", ["p=1/q=2/a.jsonl", "p=1/q=2/b.jsonl"]),
+        ("data/", ["p=1/q=2/a.jsonl", "p=1/q=2/b.jsonl"]),
+        ("data/p=1", ["q=2/a.jsonl", "q=2/b.jsonl"]),
+        ("data/p=1/q=2/a.jsonl", ["a.jsonl"]),
+        ("data/p=*/q=2/b.jsonl", ["p=1/q=2/b.jsonl"]),
+        ("data/p=1/q=2/[ab].jsonl", ["a.jsonl", "b.jsonl"]),
+        ("data/**/a.jsonl", ["p=1/q=2/a.jsonl"]),
+        ("da*", ["data/p=1/q=2/a.jsonl", "data/p=1/q=2/b.jsonl"]),
+    ],
+)
+def test_files_are_called_by_their_paths_below_the_root(place: Place, pattern: str, expected: list[str]) -> None:
+    place.put("data/p=1/q=2/a.jsonl", "data/p=1/q=2/b.jsonl")
+    url = f"{place.base}/{pattern}"
+    assert names_below(place.storage.location(url), list_input(place.storage, url)) == expected
+
+
+def test_a_file_below_a_folder_that_is_spelt_like_a_glob_has_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "[old]" / "a?.jsonl"
+    file.parent.mkdir()
+    file.write_text("{}")
+    storage = Storage()
+    assert names_below(storage.location(str(file)), list_input(storage, str(file))) == ["a?.jsonl"]
+
+
+def test_no_name_has_what_a_url_keeps_private() -> None:
+    url = "https://host/data/a.parquet?X-Signature=se/cret"
+    entry = FileEntry(url, "cret", 1)
+    assert names_below(Location(Storage(), url), [entry]) == ["a.parquet"]

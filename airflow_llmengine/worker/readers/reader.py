@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,8 +12,7 @@ from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request, Crea
 from airflow_llmengine.spec.table import Table
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
 from airflow_llmengine.storage.filesystem import FileEntry, Storage
-from airflow_llmengine.storage.inputs import input_identity, list_input
-from airflow_llmengine.storage.urls import redact
+from airflow_llmengine.storage.inputs import input_identity, list_input, names_below
 from airflow_llmengine.worker.readers.content_file import read_parameters, read_prompts
 from airflow_llmengine.worker.readers.decompression import PlainFile
 from airflow_llmengine.worker.readers.detection import InputFormat, detect_format
@@ -151,7 +149,7 @@ class FileInput(InputReader):
         self._url = url
         self._files = list_input(storage, url)
         self.identity = input_identity(storage, self._files)
-        self._names = _short_names(self._files)
+        self._names = names_below(storage.location(url), self._files)
         self.format, self.content = self._look_at_first()
 
     def records(self) -> Iterator[RawRecord]:
@@ -193,11 +191,3 @@ class FileInput(InputReader):
 
     def _open(self, entry: FileEntry, name: str) -> PlainFile:
         return PlainFile(UnchangedFile(self._storage.location(entry.url), entry), name)
-
-
-def _short_names(files: Sequence[FileEntry]) -> list[str]:
-    """The files' paths below the folder that all of them lie in, for messages."""
-    urls = [redact(entry.url) for entry in files]
-    common = os.path.commonprefix(urls)  # noqa: RUF071 - cut at its last slash below; commonpath spoils URLs
-    start = common.rfind("/") + 1
-    return [url[start:] for url in urls]
