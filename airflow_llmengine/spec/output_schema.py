@@ -27,6 +27,12 @@ _SCALARS: Mapping[str, ColumnKind] = {
 _FORMATS: Mapping[str, ColumnKind] = {"date-time": "timestamp", "date": "date"}
 """Formats of strings that have a type of their own; all others are text."""
 
+MOST_LEVELS = 32
+"""Of lists and objects in one another: far above any answer, and far below what readers of tables give up at."""
+
+MOST_FIELDS = 10_000
+"""Of all columns together: references in references can make any number of few lines."""
+
 _ONE_TYPE = "say one type for it, or that type and null"
 
 _NO_EFFECT = frozenset(
@@ -57,6 +63,22 @@ class _NoColumnError(Exception):
         self.refusal = Refusal(path, reason, remedy)
 
 
+class _Root:
+    """The whole schema, to which references refer, and how much was read of it."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema = schema
+        self._fields = 0
+
+    def enter(self, path: str, level: int) -> None:
+        """Count one more part that has a type, on a level from 0."""
+        self._fields += 1
+        if level >= MOST_LEVELS:
+            raise _NoColumnError(path, f"lies below {MOST_LEVELS} levels of lists and objects", "make it flatter")
+        if self._fields > MOST_FIELDS:
+            raise _NoColumnError(path, f"is one of more than {MOST_FIELDS} fields", "ask for less in one answer")
+
+
 def read_columns(schema: Mapping[str, Any]) -> tuple[dict[str, ColumnType], list[Refusal]]:
     """The columns of an object's properties, in their order, and what is refused of the schema.
 
@@ -64,7 +86,8 @@ def read_columns(schema: Mapping[str, Any]) -> tuple[dict[str, ColumnType], list
     """
     columns: dict[str, ColumnType] = {}
     try:
-        root, nullable = _resolved(schema, schema, OUTPUT_SCHEMA, ())[:2]
+        whole = _Root(schema)
+        root, nullable = _resolved(schema, whole, OUTPUT_SCHEMA, ())[:2]
     except _NoColumnError as error:
         return {}, [error.refusal]
     if nullable or root.get("type") != "object":
@@ -79,7 +102,7 @@ def read_columns(schema: Mapping[str, Any]) -> tuple[dict[str, ColumnType], list
             refusals.append(Refusal(path, "has an empty name", "give the column a name"))
             continue
         try:
-            column = _column(part, schema, path, ())
+            column = _column(part, whole, path, (), 0)
         except _NoColumnError as error:
             refusals.append(error.refusal)
         else:
@@ -118,21 +141,23 @@ def _with_all_required(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "required": list(properties), "additionalProperties": False}
 
 
-def _column(part: Any, root: Mapping[str, Any], path: str, above: tuple[str, ...]) -> ColumnType:
+def _column(part: Any, root: _Root, path: str, above: tuple[str, ...], level: int) -> ColumnType:
+    root.enter(path, level)
     part, nullable, above = _resolved(part, root, path, above)
     if "enum" in part or "const" in part:
         values = part["enum"] if "enum" in part else [part["const"]]
         return _of_values(values, path, nullable)
     kind = part.get("type")
-    if kind == "string" and part.get("format") in _FORMATS:
-        return ColumnType(_FORMATS[part["format"]], nullable)
+    form = part.get("format")
+    if kind == "string" and isinstance(form, str) and form in _FORMATS:
+        return ColumnType(_FORMATS[form], nullable)
     if isinstance(kind, str) and kind in _SCALARS:
         return ColumnType(_SCALARS[kind], nullable)
     if kind == "array":
         items = part.get("items")
         if not isinstance(items, Mapping) or "prefixItems" in part:
             raise _NoColumnError(path, "is a list whose items have no one type", "give items one schema")
-        return ColumnType("list", nullable, item=_column(items, root, f"{path}.items", above))
+        return ColumnType("list", nullable, item=_column(items, root, f"{path}.items", above, level + 1))
     if kind == "object":
         properties = part.get("properties")
         if not isinstance(properties, Mapping) or not properties:
@@ -142,14 +167,14 @@ def _column(part: Any, root: Mapping[str, Any], path: str, above: tuple[str, ...
         required = _required(part)
         fields = []
         for name, inner in properties.items():
-            field = _column(inner, root, f"{path}.properties{path_step(name)}", above)
+            field = _column(inner, root, f"{path}.properties{path_step(name)}", above, level + 1)
             fields.append((name, field if name in required else replace(field, nullable=True)))
         return ColumnType("struct", nullable, fields=tuple(fields))
     raise _NoColumnError(path, "has no type that a column can have", _ONE_TYPE)
 
 
 def _resolved(
-    part: Any, root: Mapping[str, Any], path: str, above: tuple[str, ...]
+    part: Any, root: _Root, path: str, above: tuple[str, ...]
 ) -> tuple[Mapping[str, Any], bool, tuple[str, ...]]:
     """A schema without references and alternatives, whether it allows null, and which references led to it."""
     nullable = False
@@ -165,7 +190,7 @@ def _resolved(
             if beside:
                 name = next(iter(beside))
                 raise _NoColumnError(path, f"has {name} beside $ref", f"put {name} into what it refers to")
-            part = _referred(reference, root, path)
+            part = _referred(reference, root.schema, path)
             continue
         choices = next((part[name] for name in ("anyOf", "oneOf", "allOf") if name in part), None)
         if choices is not None:
@@ -177,7 +202,7 @@ def _resolved(
         kind = part.get("type")
         if isinstance(kind, list):
             kinds = [name for name in kind if name != "null"]
-            if set(kinds) == {"integer", "number"}:
+            if len(kinds) == 2 and "integer" in kinds and "number" in kinds:
                 kinds = ["number"]
             if len(kinds) != 1:
                 raise _NoColumnError(path, "allows values of several types", _ONE_TYPE)

@@ -45,6 +45,13 @@ def object_of(**properties: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
+def nested(levels: int) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "string"}
+    for _level in range(levels):
+        part = {"type": "array", "items": part}
+    return part
+
+
 def test_the_columns_of_a_pydantic_model() -> None:
     point = (("at", INTEGER), ("note", OPTIONAL))
     columns, refused = read_columns(Review.model_json_schema())
@@ -112,6 +119,8 @@ def test_what_may_be_left_out_may_be_null() -> None:
         ({"$ref": "http://example.org/schema"}, "has a $ref to something outside of the schema"),
         ({"$ref": "#/$defs/s", "minLength": 3}, "has minLength beside $ref"),
         ({"$ref": "#/properties/value"}, "holds itself"),
+        (nested(40), "lies below 32 levels of lists and objects"),
+        ({"type": [{"x": 1}, "null"]}, "has no type that a column can have"),
     ],
 )  # fmt: skip
 def test_what_no_column_holds_is_refused(part: Any, reason: str) -> None:
@@ -153,3 +162,16 @@ def test_a_closed_schema_demands_every_column_and_allows_no_other() -> None:
         name: kind if name != "remark" else OPTIONAL for name, kind in read_columns(schema)[0].items()
     }
     assert "additionalProperties" not in schema
+
+
+def test_a_few_lines_are_not_read_as_any_number_of_fields() -> None:
+    parts: dict[str, Any] = {
+        f"d{level}": object_of(**{name: {"$ref": f"#/$defs/d{level + 1}"} for name in "abcd"}) for level in range(9)
+    }
+    schema = {**object_of(a={"$ref": "#/$defs/d0"}), "$defs": {**parts, "d9": {"type": "string"}}}
+    [refused] = read_columns(schema)[1]
+    assert "is one of more than 10000 fields" in str(refused)
+
+
+def test_a_format_that_is_no_text_is_none() -> None:
+    assert read_columns(object_of(a={"type": "string", "format": {}}))[0] == {"a": STRING}
