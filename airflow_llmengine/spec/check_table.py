@@ -13,10 +13,8 @@ from difflib import get_close_matches
 
 from pydantic import ValidationError
 
-from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.check_chat import UNSERVED
 from airflow_llmengine.spec.check_record import check_record
-from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.output_schema import ColumnType, read_columns
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.structured_output import STRUCTURE_FIELDS
@@ -52,9 +50,6 @@ _NOT_BY_ROW: Mapping[str, str] = {
     **dict.fromkeys(UNSERVED, "it has no effect on an answer"),
 }
 """What can't be different from row to row either."""
-
-_SAMPLE = "text"
-"""Stands for what a template makes of a row, where the rest of a record is checked."""
 
 _OF_SAMPLE = re.compile(r"\btable\.parameters\.(prompt|messages)\b")
 
@@ -101,7 +96,7 @@ def _template_refusals(table: Table) -> Iterator[Refusal]:
 
 
 def _parameter_refusals(table: Table) -> Iterator[Refusal]:
-    model = _model(table)
+    model = table.record_model
     for name, value in table.parameters.items():
         field = model.model_fields.get(name)
         asks_for_nothing = value is None or (field is not None and value == field.get_default())
@@ -120,7 +115,7 @@ def _parameter_refusals(table: Table) -> Iterator[Refusal]:
 
 
 def _parameter_column_refusals(table: Table) -> Iterator[Refusal]:
-    known = _model(table).model_fields
+    known = table.record_model.model_fields
     for name, column in table.parameter_columns.items():
         path = f"{TABLE}.parameter_columns{path_step(name[:LONGEST_SHOWN])}"
         if name in _NOT_BY_ROW:
@@ -194,14 +189,11 @@ def _sample_refusals(table: Table, request: CreateBatchCompletionsV1Request) -> 
     """Refuse what would be wrong with the record of every row."""
     if (table.prompt is None) == (table.messages is None) or table.messages == []:
         return
-    model = _model(table)
+    model = table.record_model
     told = NOT_IN_TABLES.keys() | (set() if table.output_schema is None else {*STRUCTURE_FIELDS})
     record = {name: value for name, value in table.parameters.items() if name not in told}
     record |= table.record_form()
-    if table.messages is None:
-        record["prompt"] = _SAMPLE
-    else:
-        record["messages"] = [{"role": message.role, "content": _SAMPLE} for message in table.messages]
+    record |= table.sample_text()
     try:
         sample = model.model_validate(record)
     except ValidationError as error:
@@ -215,10 +207,6 @@ def _sample_refusals(table: Table, request: CreateBatchCompletionsV1Request) -> 
 
 def _in_table(path: str) -> str:
     return _OF_SAMPLE.sub(r"table.\1", path)
-
-
-def _model(table: Table) -> type[CompletionV2Request | ChatCompletionV2Request]:
-    return CompletionV2Request if table.messages is None else ChatCompletionV2Request
 
 
 def _shown(name: str) -> str:

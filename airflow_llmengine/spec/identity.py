@@ -15,6 +15,8 @@ from airflow_llmengine.spec.request import (
     CreateBatchCompletionsV1RequestContent,
 )
 from airflow_llmengine.spec.table import Table
+from airflow_llmengine.spec.table_identity import table_settings
+from airflow_llmengine.spec.wire_model import given_fields
 
 FINGERPRINT_LENGTH = 24
 """Hexadecimal digits of a fingerprint: 96 bits, short enough for a folder's name."""
@@ -52,7 +54,7 @@ def digest(value: Any) -> str:
 
 def inline_identity(content: CreateBatchCompletionsV1RequestContent) -> str:
     """Identity of an input that is given in the request itself."""
-    return "inline:sha256:" + digest(_given(content.given(), content))
+    return "inline:sha256:" + digest(given_fields(content.given(), content))
 
 
 def fingerprint(
@@ -88,9 +90,7 @@ def fingerprint(
     if further:
         matters["engine_args"] = further
     if table is not None:
-        matters["table"] = _given(table.given(), table)
-        # Objects have no order here, and columns have one.
-        matters["table_columns"] = [name for _field, name in table.made_columns]
+        matters |= table_settings(table, request.output_data_path)
     return digest(matters)[:FINGERPRINT_LENGTH]
 
 
@@ -113,7 +113,7 @@ def settings_of_answers(
 def _model_settings(model: CreateBatchCompletionsV1ModelConfig) -> dict[str, Any]:
     settings = {
         name: value
-        for name, value in _given(model.given(), model).items()
+        for name, value in given_fields(model.given(), model).items()
         if name not in MODEL_FIELDS_WITHOUT_EFFECT_ON_ANSWERS
     }
     # Two names of one setting must not make two jobs of one.
@@ -121,17 +121,3 @@ def _model_settings(model: CreateBatchCompletionsV1ModelConfig) -> dict[str, Any
         settings.setdefault("max_model_len", settings.pop("max_context_length"))
         settings.pop("max_context_length", None)
     return settings
-
-
-def _given(fields: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The fields that say something: null means "not given", and a default that is spelled out changes nothing."""
-    defaults = {
-        field.alias or name: field.get_default(call_default_factory=True)
-        for name, field in type(model).model_fields.items()
-        if not field.is_required()
-    }
-    return {
-        name: value
-        for name, value in fields.items()
-        if value is not None and not (name in defaults and defaults[name] == value)
-    }

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from airflow_llmengine.spec.chat import ChatCompletionV2Request
+from airflow_llmengine.spec.completion import CompletionV2Request
 from airflow_llmengine.spec.output_schema import ColumnType, closed, read_columns
 from airflow_llmengine.spec.validation import Refusal, RequestInvalidError, parse_json, refusals_of
 from airflow_llmengine.spec.wire_model import WireModel
@@ -23,6 +25,9 @@ DEFAULT_COMPLETION_COLUMN = "completion"
 
 MOST_BYTES = 2**20
 """Of a table as JSON."""
+
+MOST_LEVELS = 128
+"""Of lists and objects in one another, in a table: what reads it goes down a level for each."""
 
 TableFormat = Literal["parquet", "csv", "tsv", "arrow", "jsonl"]
 """How a table's files are written: ``arrow`` is Arrow's IPC format (file or stream, also called Feather)."""
@@ -41,6 +46,8 @@ _ENDINGS: Mapping[str, TableFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
 }
+
+_SAMPLE = "text"
 
 OnNull = Literal["error", "skip", "empty"]
 """What becomes of a row whose template uses a column in which it has no value."""
@@ -127,6 +134,17 @@ class Table(WireModel):
         form = {"name": "row", "schema": closed(self.output_schema), "strict": True}
         return {"response_format": {"type": "json_schema", "json_schema": form}}
 
+    @property
+    def record_model(self) -> type[CompletionV2Request | ChatCompletionV2Request]:
+        """What the record of a row is."""
+        return CompletionV2Request if self.messages is None else ChatCompletionV2Request
+
+    def sample_text(self) -> dict[str, Any]:
+        """Stands for what a template makes of a row, where the rest of a record is looked at."""
+        if self.messages is None:
+            return {"prompt": _SAMPLE}
+        return {"messages": [{"role": message.role, "content": _SAMPLE} for message in self.messages]}
+
     def format_of_output(self, output_data_path: str) -> TableFormat | None:
         """How the output is written; None if neither this nor the name of its file says it."""
         in_folder: TableFormat = "parquet"
@@ -155,11 +173,29 @@ def parse_table(value: Any) -> Table | None:
         return value
     if isinstance(value, str | bytes):
         value = parse_json(value, "the table")
+    if _is_deeper(value, MOST_LEVELS):
+        raise RequestInvalidError([Refusal(TABLE, f"is nested more than {MOST_LEVELS} levels deep", "make it flatter")])
     try:
         return Table.model_validate(value)
     except ValidationError as error:
         refusals = [_below_table(refusal) for refusal in refusals_of(error, Table)]
     raise RequestInvalidError(refusals)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    """Whether there are more lists and objects in one another than so many."""
+    here = [value]
+    for _level in range(levels + 1):
+        inner: list[Any] = []
+        for part in here:
+            if isinstance(part, Mapping):
+                inner += part.values()
+            elif isinstance(part, list | tuple):
+                inner += part
+        if not inner:
+            return False
+        here = inner
+    return True
 
 
 def _below_table(refusal: Refusal) -> Refusal:

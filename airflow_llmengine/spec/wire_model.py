@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -48,6 +48,20 @@ class WireModel(BaseModel):
         """The field's value (by its Python name), or its default where it is null, which means "not given"."""
         value = getattr(self, name)
         return type(self).model_fields[name].get_default(call_default_factory=True) if value is None else value
+
+
+def given_fields(fields: Mapping[str, Any], model: WireModel) -> dict[str, Any]:
+    """The fields that say something: null means "not given", and a default that is spelled out changes nothing."""
+    defaults = {
+        field.alias or name: field.get_default(call_default_factory=True)
+        for name, field in type(model).model_fields.items()
+        if not field.is_required()
+    }
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is not None and not (name in defaults and defaults[name] == value)
+    }
 
 
 def _json_value(value: Any) -> Any:

@@ -15,6 +15,11 @@ CHAT = {"messages": [{"role": "user", "content": "{{ text }}"}]}
 SCHEMA = {"type": "object", "properties": {"mood": {"enum": ["good", "bad"]}, "stars": {"type": "integer"}}}
 
 
+DEEP: dict[str, Any] = {"type": "string"}
+for _level in range(200):
+    DEEP = {"type": "array", "items": DEEP}
+
+
 def prompt(**parameters: Any) -> dict[str, Any]:
     return {**PROMPT, "parameters": {"max_tokens": 1, **parameters}}
 
@@ -114,6 +119,8 @@ def test_a_file_whose_name_says_nothing_may_be_of_a_given_format() -> None:
         ('{"prompt": "a", "prompt": "b"}', "the table is not JSON: the field prompt is given twice in one object"),
         ("[]", "table: the document must be an object, not a list"),
         ({**PROMPT, "prompt": "x" * 2**20}, "table: takes 10"),
+        (typed(output_schema=DEEP), "table: is nested more than 128 levels deep; make it flatter"),
+        (prompt(guided_json=DEEP), "table: is nested more than 128 levels deep; make it flatter"),
     ],
 )  # fmt: skip
 def test_what_can_not_be_run_is_refused_by_its_field(table: Any, expected: str) -> None:
