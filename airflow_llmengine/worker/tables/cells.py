@@ -173,15 +173,20 @@ def _plain(value: Any) -> Any:
         case Decimal():
             return None if value.is_nan() else _written(value)
         case Mapping():
-            return {str(name): _plain(inner) for name, inner in value.items()}
+            return {_key(name): _plain(inner) for name, inner in value.items()}
         case Cells():
-            return {name: _plain(value[name]) for name in value}
+            return {_key(name): _plain(value[name]) for name in value}
         case list() | tuple():
             return [_plain(inner) for inner in value]
         case date() | time() | timedelta() | UUID():
             return str(value)
         case _:
             raise NoTextError(_kind(value))
+
+
+def _key(name: Any) -> str:
+    """The key of a map, which may be of any type, as JSON has it."""
+    return name if isinstance(name, str) else str(as_text(name))
 
 
 def as_parameter(value: Any) -> Any:
@@ -193,7 +198,7 @@ def as_parameter(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
-        return {name: as_parameter(inner) for name, inner in value.items()}
+        return {_key(name): as_parameter(inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [as_parameter(inner) for inner in value]
     if isinstance(value, bytes):

@@ -1,30 +1,36 @@
 """Templates of a table's rows: the author's Jinja, over cells that are data and are never rendered themselves.
 
-The environment is sandboxed and strict: a name that is neither a column nor the template's own is refused before
-anything is run. What would make two prompts of one row, and nothing that reads files, is there.
+A name that is neither a column nor the template's own is refused before anything is run.
 """
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, nodes
 from jinja2.exceptions import UndefinedError
 from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN
 from airflow_llmengine.worker.readers.errors import InputInvalidError
-from airflow_llmengine.worker.tables.cells import Cells, NoTextError, NullUsedError, as_json, as_text
+from airflow_llmengine.worker.tables.cells import Cells, NoTextError, NullUsedError
+from airflow_llmengine.worker.tables.template_environment import (
+    TemplateEnvironment,
+    TooLargeError,
+    TooMuchError,
+    bounded,
+)
 
 ROW = "row"
 """The name under which a template has all cells of the row."""
 
-_OF_CHANCE_OR_SCREENS = ("random", "pprint", "urlize", "xmlattr")
-"""Filters that would make two prompts of one row, or that are for web pages."""
+_OWN = "self"
+"""What a template calls itself."""
 
 _FILENAME = "<template>"
 """What Jinja calls a template that came as text."""
@@ -42,15 +48,10 @@ _TAGS: Mapping[type[nodes.Node], str] = {
 class RowTemplateError(Exception):
     """A template can't be rendered for a row; the message says why, without the row's cells."""
 
-
-class _Environment(ImmutableSandboxedEnvironment):
-    def __init__(self) -> None:
-        super().__init__(undefined=StrictUndefined, autoescape=False, finalize=as_text, keep_trailing_newline=True)
-        for name in _OF_CHANCE_OR_SCREENS:
-            del self.filters[name]
-        del self.globals["lipsum"]
-        # Jinja's own is for web pages: it escapes <, > and &.
-        self.filters["tojson"] = as_json
+    def __init__(self, reason: str, error_type: RecordErrorType = RecordErrorType.INVALID_RECORD) -> None:
+        super().__init__(reason)
+        self.error_type = error_type
+        """What the row's error is called."""
 
 
 class RowTemplate:
@@ -68,13 +69,15 @@ class RowTemplate:
     def __init__(self, source: str, path: str, columns: Collection[str]) -> None:
         self._path = path
         try:
-            uses = _Uses.find(_WITHOUT_GLOBALS.parse(source), columns)
-            self._template: Template = _ENVIRONMENT.from_string(source)
+            tree = _WITHOUT_GLOBALS.parse(source)
+            uses = _Uses.find(tree, columns)
+            self._template: Template = _ENVIRONMENT.from_string(bounded(_ENVIRONMENT.parse(source), _ENVIRONMENT))
         except TemplateSyntaxError as error:
             raise InputInvalidError(f"{path} is no template: line {error.lineno}: {error.message}") from None
         for name in sorted(uses.names):
             if name not in columns:
                 raise InputInvalidError(f"{path} uses {shown(name)}, {no_such_column(name, columns)}")
+        _refuse_ambiguous(tree, path, columns)
         if uses.elsewhere is not None:
             raise InputInvalidError(
                 f"{path} has {{% {uses.elsewhere} %}}, and there are no other templates: write it out"
@@ -94,17 +97,23 @@ class RowTemplate:
             NullUsedError: It writes a null that is within a list or a struct.
             RowTemplateError: It fails on this row.
         """
+        error_type = RecordErrorType.INVALID_RECORD
+        _ENVIRONMENT.begin()
         try:
             return self._template.render({**cells, ROW: Cells(cells)})
         except NullUsedError:
             raise
         except NoTextError as error:
             place, reason = _line(error), f"writes {error}, which is no text"
+        except TooMuchError as error:
+            place, reason = _line(error), str(error)
+            if isinstance(error, TooLargeError):
+                error_type = RecordErrorType.RECORD_TOO_LARGE
         except UndefinedError as error:
             place, reason = _line(error), "uses a part of a cell that is not there"
         except Exception as error:  # noqa: BLE001 - it may be anything, and its message may quote a cell
             place, reason = _line(error), f"fails on it ({type(error).__name__})"
-        raise RowTemplateError(f"{self._path}{place} {reason}")
+        raise RowTemplateError(f"{self._path}{place} {reason}", error_type)
 
 
 def shown(name: str) -> str:
@@ -119,6 +128,21 @@ def no_such_column(name: str, columns: Collection[str]) -> str:
         return f"which is no column of the input: did you mean {shown(near[0])}?"
     known = ", ".join(map(shown, list(columns)[:20])) + (", ..." if len(columns) > 20 else "")
     return f"which is no column of the input; it has {known or 'none'}."
+
+
+def _refuse_ambiguous(tree: nodes.Template, path: str, columns: Collection[str]) -> None:
+    """Refuse names that mean something else in Jinja than the columns of these names."""
+    found: dict[str, str] = {}
+    for node in tree.find_all(nodes.Name):
+        # Jinja makes Python of a template, and Python spells names in this form.
+        other = found.setdefault(unicodedata.normalize("NFKC", node.name), node.name)
+        if other != node.name:
+            raise InputInvalidError(
+                f"{path} uses {shown(other)} and {shown(node.name)}, which Jinja takes for one name: write "
+                f"row[{shown(node.name)}]"
+            )
+        if node.name == _OWN and _OWN in columns:
+            raise InputInvalidError(f"{path} uses {_OWN}, which is the template itself: write row['{_OWN}']")
 
 
 @dataclass
@@ -168,8 +192,8 @@ def _line(error: Exception) -> str:
     return f" (line {line})" if line else ""
 
 
-_ENVIRONMENT = _Environment()
+_ENVIRONMENT = TemplateEnvironment()
 
-_WITHOUT_GLOBALS = _Environment()
+_WITHOUT_GLOBALS = TemplateEnvironment()
 """Jinja says of a name that is one of its own only that it is declared; it may be a column all the same."""
 _WITHOUT_GLOBALS.globals.clear()

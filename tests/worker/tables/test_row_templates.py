@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers.errors import InputInvalidError
+from airflow_llmengine.worker.tables import template_environment
 from airflow_llmengine.worker.tables.cells import EmptyNull, NullToTell, NullUsedError, nested
 from airflow_llmengine.worker.tables.row_templates import RowTemplate, RowTemplateError
 
@@ -98,6 +100,17 @@ def test_a_column_whose_name_is_one_is_reached_by_it_alone(name: str) -> None:
         template = RowTemplate(source, "table.prompt", [name])
         assert template.columns == {name}
         assert template.render({name: "cell"}) == "cell"
+
+
+def test_names_that_jinja_takes_for_others_are_refused() -> None:
+    for source in ("{{ \ufb01 }}{{ fi }}", "{% for fi in 'ab' %}{{ \ufb01 }}{% endfor %}"):
+        with pytest.raises(InputInvalidError, match=r"which Jinja takes for one name: write row\["):
+            RowTemplate(source, "table.prompt", ["\ufb01", "fi"])
+    with pytest.raises(InputInvalidError, match=r"uses self, which is the template itself: write row\['self'\]"):
+        RowTemplate("{{ self }}", "table.prompt", ["self"])
+    cells = {"\ufb01": 1, "fi": 2, "self": 3}
+    template = RowTemplate("{{ row['\ufb01'] }}{{ fi }}{{ row.self }}", "table.prompt", list(cells))
+    assert template.render(cells) == "123"
 
 
 def test_a_field_of_a_struct_is_not_hidden_by_a_method() -> None:
@@ -194,3 +207,93 @@ def test_a_null_within_a_cell_may_be_an_empty_text() -> None:
         == "<>"
     )
     assert rendered("{{ cell }}", EmptyNull(), cell={"a": None}) == '{"a": null}'
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ flag ~ ', ' ~ parts }}", 'true, ["a", true]'),
+        ("{{ parts|join(', ') }}", "a, true"),
+        ("{{ flag|string }}", "true"),
+        ("{{ price ~ '' }}", "1000"),
+        ("{{ structs|join(', ', attribute='a') }}", "false, 2"),
+        ("{{ 'a' ~ 1 ~ none|default('b', true) }}", "a1b"),
+        ("{% for part in parts %}{{ loop.index ~ part }}{% endfor %}", "1a2true"),
+    ],
+)
+def test_what_is_joined_is_written_as_it_is_alone(template: str, text: str) -> None:
+    cells = {"flag": True, "parts": ["a", True], "price": Decimal("1E+3"), "structs": [{"a": False}, {"a": 2}]}
+    assert rendered(template, **cells) == text
+
+
+@pytest.mark.parametrize("template", ["{{ [blob]|join }}", "{{ 'a' ~ blob }}", "{{ blob|string }}"])
+def test_bytes_are_no_text_where_they_are_joined_either(template: str) -> None:
+    with pytest.raises(RowTemplateError, match="writes bytes, which is no text"):
+        rendered(template, blob=b"private")
+
+
+@pytest.mark.parametrize("template", ["{{ day.today() }}", "{{ at.now() }}", "{{ at.utcnow() }}", "{{ at['now']() }}"])
+def test_no_template_asks_the_clock(template: str) -> None:
+    with pytest.raises(RowTemplateError, match="SecurityError"):
+        rendered(template, day=NAIVE.date(), at=NAIVE)
+
+
+LOOPS = "{% for a in range(100) %}{% for b in range(100) %}{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        LOOPS,
+        "{% macro twice(n) %}{% if n %}{{ twice(n - 1) }}{{ twice(n - 1) }}{% endif %}{% endmacro %}{{ twice(20) }}",
+        "{% for a in nested recursive %}{{ loop(nested) if loop.depth < 20 }}{% endfor %}",
+    ],
+)
+def test_a_template_that_would_go_on_for_ever_ends(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_environment, "MOST_STEPS", 300)
+    with pytest.raises(RowTemplateError, match="takes more than 300 steps of its loops") as failed:
+        rendered(template, nested=[1, 2])
+    assert failed.value.error_type is RecordErrorType.INVALID_RECORD
+
+
+def test_steps_are_counted_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_environment, "MOST_STEPS", 12)
+    template = RowTemplate("{% for part in parts %}{{ part }}{% endfor %}", "table.prompt", ["parts"])
+    for _row in range(3):
+        assert template.render({"parts": list("abcdefghijkl")}) == "abcdefghijkl"
+    with pytest.raises(RowTemplateError):
+        template.render({"parts": list("abcdefghijklm")})
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'ab' * many }}",
+        "{{ many * ['ab'] }}",
+        "{{ 'a'.ljust(many) }}",
+        "{{ '1'.zfill(many) }}",
+        "{{ 'a'|center(many) }}",
+        "{{ 'a\nb'|indent(many) }}",
+        "{% for a in range(9) %}{{ text }}{% endfor %}",
+        "{% set all %}{% for a in range(9) %}{{ text }}{% endfor %}{% endset %}{{ all|length }}",
+        "{{ [text, text, text, text, text]|join('---') }}",
+        "{{ (text ~ text ~ text ~ text ~ text ~ text)|length }}",
+        "{% set n = namespace(t='ab') %}{% for a in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t|length }}",
+        "{% set n = namespace(t=[1]) %}{% for a in range(60) %}{% set n.t = n.t + n.t %}{% endfor %}{{ n.t|length }}",
+    ],
+)
+def test_a_text_that_no_record_could_have_is_not_made(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_environment, "MAX_RECORD_BYTES", 1000)
+    with pytest.raises(RowTemplateError, match="makes a text of more than 1000 bytes, and a record may") as failed:
+        rendered(template, many=10**12, text="x" * 200)
+    assert failed.value.error_type is RecordErrorType.RECORD_TOO_LARGE
+
+
+def test_a_number_that_would_take_all_memory_is_not_made() -> None:
+    for template in (
+        "{{ many ** many }}",
+        "{% set n = namespace(t=9) %}{% for a in range(60) %}{% set n.t = n.t * n.t %}{% endfor %}",
+    ):
+        with pytest.raises(RowTemplateError, match="makes a whole number of more than 100000 bits"):
+            rendered(template, many=10**9)
+    assert rendered("{{ 2 ** 10 }}|{{ 3 * 4 + 1 }}|{{ 2 ** 0.5 > 1 }}|{{ [1] + [2] }}") == "1024|13|true|[1, 2]"
