@@ -104,7 +104,7 @@ class ParquetFile(ArrowFile):
                 yield from _rows_alone(parquet.metadata.num_rows)
                 return
             for group in range(parquet.num_row_groups):
-                rows = _rows_at_once(parquet.metadata.row_group(group), len(known))
+                rows = _rows_at_once(parquet.metadata.row_group(group), known)
                 yield from parquet.iter_batches(rows, row_groups=[group], columns=known)
 
 
@@ -145,10 +145,13 @@ def _batches_of(reader: Any) -> Iterator[pyarrow.RecordBatch]:
         yield from reader
 
 
-def _rows_at_once(group: Any, columns: int) -> int:
-    """How many rows of a row group are about as much as may be held."""
-    share: int = max(1, group.total_byte_size * columns // max(1, group.num_columns))
-    rows: int = group.num_rows * BATCH_BYTES // share
+def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
+    """How many rows of a row group are about as much as may be held of these columns."""
+    # Of a struct or a list there is a chunk for each of its leaves, below the column's name.
+    starts = tuple(f"{name}." for name in columns)
+    chunks = (group.column(place) for place in range(group.num_columns))
+    size: int = sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(starts))
+    rows: int = group.num_rows * BATCH_BYTES // max(1, size)
     return max(1, min(MOST_BATCH_ROWS, rows))
 
 

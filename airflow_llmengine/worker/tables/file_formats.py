@@ -19,12 +19,17 @@ import pyarrow.parquet
 from typing_extensions import override
 
 from airflow_llmengine.spec.table import TableFormat
+from airflow_llmengine.worker.tables.arrow_cells import finisher
 
 ROW_GROUP_ROWS = 122_880
 """Most rows of a row group: large enough to be read fast, small enough that several readers share a file."""
 
 ROW_GROUP_BYTES = 64 * 2**20
 """A row group is closed before, when it takes so much in memory."""
+
+
+_MOST_LEVELS_OF_ARROW = 64
+"""Of types in one another: Arrow's own limit, of which it tells only when it writes a row."""
 
 
 class UnwritableTypeError(Exception):
@@ -78,20 +83,39 @@ def require_writable(format_: TableFormat, schema: pyarrow.Schema) -> None:
     """
     for field in schema:
         fault = f"the column {field.name!a} is of type {field.type}, which can't be written as {format_}"
-        if format_ in ("csv", "tsv") and _is_no_text(field.type):
+        if _is_seen_late(format_, field.type):
             raise UnwritableTypeError(fault)
-        if format_ == "arrow" and _has_inner_dictionary(field.type):
-            raise UnwritableTypeError(fault)
-        alone = pyarrow.schema([field])
+        alone = pyarrow.schema([field.with_nullable(True)])
         try:
             with write_file(format_, _leave, alone) as writer:
-                writer.write(pyarrow.RecordBatch.from_arrays([pyarrow.array([], field.type)], schema=alone))
-        except (pyarrow.ArrowException, NotImplementedError) as error:
+                writer.write(pyarrow.RecordBatch.from_arrays([_sample(format_, field.type)], schema=alone))
+        except (pyarrow.ArrowException, NotImplementedError, OSError) as error:
             raise UnwritableTypeError(fault) from error
+
+
+def _is_seen_late(format_: TableFormat, kind: pyarrow.DataType) -> bool:
+    """Whether a format has no form for a type, though a file of it can be begun."""
+    match format_:
+        case "csv" | "tsv":
+            return _is_no_text(kind)
+        case "jsonl":
+            return _has_name_twice(kind)
+        case "arrow" if _has_inner_dictionary(kind) or _levels(kind) > _MOST_LEVELS_OF_ARROW:
+            return True
+    return bool(pyarrow.types.is_dictionary(kind) and pyarrow.types.is_nested(kind.value_type))
+
+
+def _sample(format_: TableFormat, kind: pyarrow.DataType) -> pyarrow.Array:
+    if format_ in ("csv", "tsv"):
+        # It begins a column of any type, and has no form for the cells of some.
+        return pyarrow.nulls(1, kind)
+    return pyarrow.nulls(0, kind) if pyarrow.types.is_dictionary(kind) else pyarrow.array([], kind)
 
 
 def _is_no_text(kind: pyarrow.DataType) -> bool:
     types = pyarrow.types
+    if types.is_dictionary(kind):
+        return _is_no_text(kind.value_type)
     return any(
         is_kind(kind)
         for is_kind in (
@@ -238,7 +262,7 @@ class _JsonLines(FileWriter):
     """Rows as JSON objects.
 
     What JSON has no form for is text: decimals and times as Arrow writes them, binary in base64. Numbers that are not
-    finite are null, and a map is a list of pairs.
+    finite are null, a map is a list of pairs, and bytes in a text that are not UTF-8 are U+FFFD.
     """
 
     def __init__(self, sink: _Sink, schema: pyarrow.Schema) -> None:
@@ -249,7 +273,7 @@ class _JsonLines(FileWriter):
     @override
     def write(self, batch: pyarrow.RecordBatch) -> None:
         columns = [
-            _without_dictionary(column).cast(kind).to_pylist()
+            _json_values(_without_dictionary(column).cast(kind))
             for column, kind in zip(batch.columns, self._types, strict=True)
         ]
         rows = zip(*columns, strict=True)
@@ -302,6 +326,51 @@ def _written_in_json(kind: pyarrow.DataType) -> pyarrow.DataType:
     return kind
 
 
+def _json_values(column: pyarrow.Array) -> list[Any]:
+    """A column's values in Python, with narrow floats as short as they are."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError:
+        # Parquet and Arrow don't look at what they call UTF-8, and JSON has nothing else.
+        texts = _texts_as_bytes(column.type)
+        values = [_with_valid_texts(value, column.type) for value in column.cast(texts).to_pylist()]
+    finish = finisher(column.type)
+    return values if finish is None else [None if value is None else finish(value) for value in values]
+
+
+def _texts_as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
+    types = pyarrow.types
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return pyarrow.large_binary()
+    if types.is_struct(kind):
+        return pyarrow.struct([field.with_type(_texts_as_bytes(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pyarrow.map_(_texts_as_bytes(kind.key_type), _texts_as_bytes(kind.item_type))
+    if types.is_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_texts_as_bytes(kind.value_type)))
+    if types.is_large_list(kind):
+        return pyarrow.large_list(kind.value_field.with_type(_texts_as_bytes(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return pyarrow.list_(kind.value_field.with_type(_texts_as_bytes(kind.value_type)), kind.list_size)
+    return kind
+
+
+def _with_valid_texts(value: Any, kind: pyarrow.DataType) -> Any:
+    """A value of ``_texts_as_bytes`` with its texts, of which what is not UTF-8 is U+FFFD."""
+    types = pyarrow.types
+    if value is None:
+        return None
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return value.decode("utf-8", "replace")
+    if types.is_struct(kind):
+        return {field.name: _with_valid_texts(value[field.name], field.type) for field in kind}
+    if types.is_map(kind):
+        return [(_with_valid_texts(key, kind.key_type), _with_valid_texts(item, kind.item_type)) for key, item in value]
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return [_with_valid_texts(item, kind.value_type) for item in value]
+    return value
+
+
 def _inner(field: pyarrow.Field) -> pyarrow.Field:
     # Casting minds the nulls below a null of what holds them.
     return field.with_type(_written_in_json(field.type)).with_nullable(True)
@@ -313,6 +382,22 @@ def _has_inner_dictionary(kind: pyarrow.DataType) -> bool:
         [kind.value_type] if pyarrow.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
     )
     return any(pyarrow.types.is_dictionary(one) or _has_inner_dictionary(one) for one in inner)
+
+
+def _levels(kind: pyarrow.DataType) -> int:
+    """How many types are in one another in this one."""
+    if pyarrow.types.is_dictionary(kind):
+        return _levels(kind.value_type)
+    return 1 + max((_levels(kind.field(place).type) for place in range(kind.num_fields)), default=0)
+
+
+def _has_name_twice(kind: pyarrow.DataType) -> bool:
+    """Whether there is a struct with two fields of one name."""
+    if pyarrow.types.is_dictionary(kind):
+        return _has_name_twice(kind.value_type)
+    fields = [kind.field(place) for place in range(kind.num_fields)]
+    twice = pyarrow.types.is_struct(kind) and len({field.name for field in fields}) < len(fields)
+    return twice or any(_has_name_twice(field.type) for field in fields)
 
 
 def _line(row: dict[str, Any]) -> str:

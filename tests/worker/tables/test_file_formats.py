@@ -171,7 +171,7 @@ def test_json_lines_write_what_json_has_no_form_for_as_text() -> None:
     assert first == {
         "int8": 1,
         "uint64": 2**64 - 1,
-        "float": pytest.approx(0.1),
+        "float": 0.1,
         "decimal": "1.20",
         "wide": "9" * 40,
         "zoned": "2024-02-29 12:30:15.123456+0100",
@@ -194,6 +194,24 @@ def test_json_lines_write_what_json_has_no_form_for_as_text() -> None:
     assert set(second.values()) == {None}
 
 
+def lists_of(levels: int) -> pyarrow.DataType:
+    return pyarrow.list_(lists_of(levels - 1)) if levels else pyarrow.int8()
+
+
+def test_arrow_takes_as_many_levels_as_it_says() -> None:
+    rows = batch({"deep": pyarrow.nulls(1, lists_of(63))})
+    require_writable("arrow", rows.schema)
+    assert _read_arrow(pyarrow.BufferReader(written("arrow", rows))).num_rows == 1
+
+
+def test_dictionaries_of_times_are_written() -> None:
+    column = pyarrow.array([1, 2, 1], pyarrow.timestamp("ns")).dictionary_encode()
+    for format_, read in READERS.items():
+        require_writable(format_, batch({"at": column}).schema)
+        found = read(pyarrow.BufferReader(written(format_, batch({"at": column}))))
+        assert found["at"].cast(pyarrow.int64()).to_pylist() == [1, 2, 1]
+
+
 def test_json_lines_take_a_null_object_whose_fields_are_never_null() -> None:
     kind = pyarrow.struct([pyarrow.field("x", pyarrow.decimal128(3, 1), nullable=False)])
     values = pyarrow.array([{"x": decimal.Decimal("1.5")}, None], kind)
@@ -203,6 +221,55 @@ def test_json_lines_take_a_null_object_whose_fields_are_never_null() -> None:
 def test_json_lines_have_no_numbers_that_are_none() -> None:
     values = pyarrow.array([{"x": [1.5, float("nan"), float("inf")]}])
     assert written("jsonl", batch({"a": values})) == b'{"a":{"x":[1.5,null,null]}}\n'
+
+
+def test_narrow_floats_are_short_in_json_lines_wherever_they_are() -> None:
+    narrow = pyarrow.float32()
+    kind = pyarrow.struct(
+        [("a", narrow), ("b", pyarrow.list_(narrow)), ("c", pyarrow.map_(pyarrow.string(), narrow)), ("d", narrow)]
+    )
+    values = pyarrow.array([{"a": 0.1, "b": [0.1, None], "c": [("k", 0.1)], "d": float("inf")}, None], kind)
+    text = b'{"s":{"a":0.1,"b":[0.1,null],"c":[["k",0.1]],"d":null}}\n{"s":null}\n'
+    assert written("jsonl", batch({"s": values})) == text
+    assert written("jsonl", batch({"h": pyarrow.array([0.1], pyarrow.float16())})) == b'{"h":0.1}\n'
+
+
+def test_bytes_that_are_not_utf_8_do_not_end_json_lines() -> None:
+    raw = pyarrow.array([b"ok", b"a\xff", None])
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+    columns: dict[str, pyarrow.Array] = {
+        "text": text,
+        "large": pyarrow.Array.from_buffers(pyarrow.large_string(), 3, raw.cast(pyarrow.large_binary()).buffers()),
+        "list": pyarrow.ListArray.from_arrays([0, 1, 3, 3], text),
+        "struct": pyarrow.StructArray.from_arrays([text, raw], ["t", "b"]),
+        "map": pyarrow.MapArray.from_arrays([0, 1, 2, 2], text.slice(0, 2), text.slice(0, 2)),
+        "category": pyarrow.DictionaryArray.from_arrays([0, 1, None], text.slice(0, 2)),
+    }
+    first, second, third = map(json.loads, written("jsonl", batch(columns)).decode().splitlines())
+    assert first == {
+        "text": "ok",
+        "large": "ok",
+        "list": ["ok"],
+        "struct": {"t": "ok", "b": "b2s="},
+        "map": [["ok", "ok"]],
+        "category": "ok",
+    }
+    assert second == {
+        "text": "a\ufffd",
+        "large": "a\ufffd",
+        "list": ["a\ufffd", None],
+        "struct": {"t": "a\ufffd", "b": "Yf8="},
+        "map": [["a\ufffd", "a\ufffd"]],
+        "category": "a\ufffd",
+    }
+    assert third == {
+        "text": None,
+        "large": None,
+        "list": [],
+        "struct": {"t": None, "b": None},
+        "map": [],
+        "category": None,
+    }
 
 
 @pytest.mark.parametrize("format_", ["csv", "tsv"])
@@ -221,6 +288,15 @@ def test_what_csv_can_not_hold_is_refused(format_: TableFormat, name: str) -> No
         ("parquet", pyarrow.sparse_union([pyarrow.field("a", pyarrow.int8())])),
         ("arrow", pyarrow.list_(pyarrow.dictionary(pyarrow.int8(), pyarrow.string()))),
         ("jsonl", pyarrow.sparse_union([pyarrow.field("a", pyarrow.int8())])),
+        ("csv", pyarrow.month_day_nano_interval()),
+        ("csv", pyarrow.dictionary(pyarrow.int8(), pyarrow.binary())),
+        ("parquet", pyarrow.dictionary(pyarrow.int8(), pyarrow.list_(pyarrow.int8()))),
+        ("arrow", pyarrow.dictionary(pyarrow.int8(), pyarrow.list_(pyarrow.int8()))),
+        ("arrow", lists_of(64)),
+        ("parquet", pyarrow.decimal128(5, -2)),
+        ("parquet", pyarrow.binary(0)),
+        ("jsonl", pyarrow.struct([("a", pyarrow.int8()), ("a", pyarrow.int16())])),
+        ("jsonl", pyarrow.list_(pyarrow.struct([("a", pyarrow.int8()), ("a", pyarrow.int16())]))),
     ],
 )
 def test_types_without_a_form_are_refused(format_: TableFormat, kind: pyarrow.DataType) -> None:
