@@ -32,18 +32,26 @@ def read_json_lines(
         limit: Most bytes of a line; a longer one is skipped, without being held, and is a row error.
         block_bytes: How much to ask for at a time.
     """
-    index = first_index
-    for number, (line, size) in enumerate(_lines(read, limit, block_bytes), start=1):
+    for index, (number, text, size) in enumerate(plain_lines(read, limit=limit, block_bytes=block_bytes), first_index):
         location = f"line {number} of {name}"
-        if line is None:
-            yield too_large(index, location, size, limit)
-        else:
-            # A byte order mark in mid-file comes from files that were joined to one.
-            text = line.removeprefix(UTF8_BOM).rstrip(WHITE_SPACE)
-            if not text:
-                continue
-            yield load_record(index, location, text)
-        index += 1
+        yield too_large(index, location, size, limit) if text is None else load_record(index, location, text)
+
+
+def plain_lines(
+    read: Callable[[int], bytes], *, limit: int = MAX_RECORD_BYTES, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, bytes | None, int]]:
+    """Each line that is not blank: its number from 1, its text (None if it is above the limit), and its bytes.
+
+    Args:
+        read: See ``read_json_lines``, as of the others.
+        limit: Most bytes of a line.
+        block_bytes: How much to ask for at a time.
+    """
+    for number, (line, size) in enumerate(_lines(read, limit, block_bytes), start=1):
+        # A byte order mark in mid-file comes from files that were joined to one.
+        text = None if line is None else line.removeprefix(UTF8_BOM).rstrip(WHITE_SPACE)
+        if text is None or text:
+            yield number, text, size
 
 
 def _lines(read: Callable[[int], bytes], limit: int, block_bytes: int) -> Iterator[tuple[bytes | None, int]]:

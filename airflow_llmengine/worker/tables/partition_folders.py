@@ -55,9 +55,22 @@ def partition_types(values: Sequence[Mapping[str, str | None]]) -> dict[str, pya
 def _values(name: str) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for folder in name.split("/")[:-1]:
-        column, is_partition, value = folder.partition("=")
-        if is_partition and column:
-            values[unquote(column)] = None if value == NULL_VALUE else unquote(value)
+        written, is_partition, said = folder.partition("=")
+        if not is_partition or not written:
+            continue
+        try:
+            column, value = unquote(written, errors="strict"), unquote(said, errors="strict")
+            (column + value).encode()
+        except UnicodeError:
+            raise InputInvalidError(
+                f"The name of the folder {shown(folder)} is not UTF-8: give it another name, or leave partitioning out."
+            ) from None
+        if column in values:
+            raise InputInvalidError(
+                f"{shown(name)} lies in two folders that give the column {shown(column)}: leave partitioning out, or "
+                "give one of them another name."
+            )
+        values[column] = None if said == NULL_VALUE else value
     return values
 
 

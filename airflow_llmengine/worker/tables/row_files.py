@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow
@@ -20,11 +20,13 @@ MOST_BATCH_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """Why a row can't be read: it has no cells, and its record is an error."""
+    """Why a row can't be read: its record is an error."""
 
     error_type: RecordErrorType
     reason: str
     """The end of a sentence that begins with the row's place, without what stands in the row."""
+    cells: Mapping[str, Any] = field(default_factory=dict)
+    """What can be read all the same, for the output alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class RowFile(ABC):
     def batches(self, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
         """Its rows in order, with the columns of this schema alone, and of its types; nulls where it has none.
 
-        Of a row that can't be read every cell is null.
+        Of a row that can't be read, the cells are null that can't.
         """
 
 

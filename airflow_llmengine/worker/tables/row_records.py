@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from airflow_llmengine.spec.results import RecordError, RecordErrorType
 from airflow_llmengine.spec.table import Table
 from airflow_llmengine.worker.readers.limits import MAX_RECORD_BYTES
+from airflow_llmengine.worker.readers.values import ValueRefusedError, load_value
 from airflow_llmengine.worker.records import RawRecord
 from airflow_llmengine.worker.tables.cells import (
     EmptyNull,
@@ -49,6 +52,8 @@ class RowRecords:
         self._fill = self._filler(columns)
         self._same = {name: value for name, value in table.parameters.items() if value is not None}
         self._same.update(table.record_form())
+        self._no_text = {parameter for parameter in table.parameter_columns if not _may_be_text(table, parameter)}
+        """Parameters that are never text: of a column of text, such as one of CSV, they are what that spells."""
         self._on_null = table.on_null_effective
         self._null: InnerNull = EmptyNull() if self._on_null == "empty" else NullToTell()
         self.named_columns = sorted(frozenset().union(*(template.columns for template in self._templates)))
@@ -78,10 +83,15 @@ class RowRecords:
         except NullUsedError:
             return self._without_value(index, location, "a template uses a part of a cell that is null")
         except RowTemplateError as error:
-            return _refused(index, location, RecordErrorType.INVALID_RECORD, str(error))
+            return _refused(index, location, error.error_type, str(error))
         except _RowError as error:
             return _refused(index, location, error.error_type, error.reason)
-        size = _bytes_of(text)
+        try:
+            size = _bytes_of(text)
+        except UnicodeEncodeError:
+            # Of cells it can't come: a template may write any character.
+            reason = "a template makes one half of a surrogate pair, which is no text"
+            return _refused(index, location, RecordErrorType.INVALID_UNICODE, reason)
         if size > MAX_RECORD_BYTES:
             reason = f"its prompt takes {size} bytes, and a record may take {MAX_RECORD_BYTES} at most"
             return _refused(index, location, RecordErrorType.RECORD_TOO_LARGE, reason)
@@ -114,7 +124,8 @@ class RowRecords:
             if is_null(cells[column]):
                 continue
             try:
-                found[parameter] = as_parameter(cells[column])
+                value = as_parameter(cells[column])
+                found[parameter] = _spelt(value) if isinstance(value, str) and parameter in self._no_text else value
             except NoTextError as error:
                 raise _RowError(
                     RecordErrorType.INVALID_RECORD,
@@ -128,6 +139,23 @@ class RowRecords:
         return _refused(index, location, RecordErrorType.INVALID_RECORD, f"{reason}; {_ON_NULL}")
 
 
+def _may_be_text(table: Table, parameter: str) -> bool:
+    """Whether a field of a record takes any text."""
+    try:
+        table.record_model.model_validate({**table.sample_text(), parameter: "text"})
+    except ValidationError as error:
+        return all(fault["loc"][:1] != (parameter,) for fault in error.errors())
+    return True
+
+
+def _spelt(text: str) -> Any:
+    """The number, or whatever JSON it is, that a text spells; the text itself if it is none."""
+    try:
+        return load_value(text.encode())
+    except ValueRefusedError:
+        return text
+
+
 def _refused(index: int, location: str, error_type: RecordErrorType, reason: str) -> RawRecord:
     # Chunks are cut by sizes, and must be cut alike whatever reads the file: so it is that of a prompt, or none.
     error = RecordError(type=error_type, message=f"{location}: {reason}", index=index)
@@ -136,4 +164,4 @@ def _refused(index: int, location: str, error_type: RecordErrorType, reason: str
 
 def _bytes_of(text: Mapping[str, Any]) -> int:
     texts = [text["prompt"]] if "prompt" in text else [message["content"] for message in text["messages"]]
-    return sum(len(part.encode("utf-8", "surrogatepass")) for part in texts)
+    return sum(len(part.encode()) for part in texts)

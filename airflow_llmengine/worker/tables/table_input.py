@@ -12,21 +12,20 @@ from typing_extensions import override
 
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.table import FORMATS, Table, TableFormat, format_of_name
-from airflow_llmengine.storage.filesystem import FileEntry, Location, Storage
-from airflow_llmengine.storage.inputs import input_identity, list_input
-from airflow_llmengine.storage.urls import parse_url, redact
+from airflow_llmengine.storage.filesystem import FileEntry, Storage
+from airflow_llmengine.storage.inputs import input_identity, list_input, names_below
 from airflow_llmengine.worker.readers.detection import InputFormat
 from airflow_llmengine.worker.readers.errors import InputInvalidError
 from airflow_llmengine.worker.readers.reader import InputReader
 from airflow_llmengine.worker.readers.unchanged import require_unchanged
 from airflow_llmengine.worker.records import RawRecord
-from airflow_llmengine.worker.tables.arrow_cells import cells_of, holds_bytes
+from airflow_llmengine.worker.tables.arrow_cells import holds_bytes, require_time_zones
 from airflow_llmengine.worker.tables.arrow_files import ArrowIPCFile, ParquetFile
 from airflow_llmengine.worker.tables.partition_folders import partition_types, partition_values
 from airflow_llmengine.worker.tables.row_files import Row, RowFault, RowFile
 from airflow_llmengine.worker.tables.row_records import RowRecords
 from airflow_llmengine.worker.tables.row_templates import no_such_column, shown
-from airflow_llmengine.worker.tables.text_files import CSVFile, JSONLinesFile, TSVFile
+from airflow_llmengine.worker.tables.text_files import CSVFile, JSONLinesFile, TSVFile, are_wider
 
 _FILES: Mapping[TableFormat, type[RowFile]] = {
     "parquet": ParquetFile,
@@ -38,8 +37,6 @@ _FILES: Mapping[TableFormat, type[RowFile]] = {
 
 _COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
 """Endings of text files that are read as they are."""
-
-_WILDCARD = re.compile(r"[*?\[]")
 
 _AT_ONCE = 8
 """Files whose columns are looked up at the same time."""
@@ -107,7 +104,7 @@ class TableInput(InputReader):
         self.format = InputFormat.TABLE
         self.identity = input_identity(storage, entries)
         self.content = None
-        names = _names_below_root(storage.location(self._url), entries)
+        names = names_below(storage.location(self._url), entries)
         files = _open_files(storage, entries, names, table.input_format)
         partitions = partition_values(names) if table.partitioning == "hive" else [{} for _name in names]
         types = partition_types(partitions)
@@ -159,18 +156,6 @@ def _format_of(name: str) -> TableFormat:
     return found
 
 
-def _names_below_root(location: Location, entries: Sequence[FileEntry]) -> list[str]:
-    """The files' paths below the folder that the input is, or that the part of its URL before a wildcard names."""
-    root = location.url_below
-    if not all(entry.url.startswith(root) for entry in entries):
-        fixed = location.url
-        if wildcard := _WILDCARD.search(parse_url(location.url).path):
-            path = parse_url(location.url).path
-            fixed = location.url[: len(location.url) - len(path) + wildcard.start()]
-        root = fixed[: fixed.rfind("/") + 1]
-    return [redact(entry.url[len(root) :] if entry.url.startswith(root) else entry.name) for entry in entries]
-
-
 def _schema_of(files: Sequence[RowFile], partitions: Mapping[str, pyarrow.DataType]) -> pyarrow.Schema:
     with ThreadPoolExecutor(min(_AT_ONCE, len(files)), thread_name_prefix="table-schema") as pool:
         schemas = list(pool.map(lambda file: file.read_schema(), files))
@@ -181,6 +166,11 @@ def _schema_of(files: Sequence[RowFile], partitions: Mapping[str, pyarrow.DataTy
             raise InputInvalidError(f"{file.name} has two columns {shown(twice)}: give one of them another name.")
         if not other.equals(schema):
             schema = _with(schema, other, file, files[0])
+    for file, other in zip(files, schemas, strict=True):
+        if isinstance(file, JSONLinesFile) and are_wider(schema, other):
+            file.require_fit(schema)
+    if len(files) > 1:
+        schema = _with_wide_indices(schema)
     for name, kind in partitions.items():
         if name in schema.names:
             raise InputInvalidError(
@@ -211,6 +201,17 @@ def _with(schema: pyarrow.Schema, other: pyarrow.Schema, file: RowFile, first: R
     return pyarrow.schema(fields, metadata=merged.metadata)
 
 
+def _with_wide_indices(schema: pyarrow.Schema) -> pyarrow.Schema:
+    """The dictionaries of several files have as many values together as the narrow indices of one may not hold."""
+    fields = [
+        field.with_type(pyarrow.dictionary(pyarrow.int32(), field.type.value_type, ordered=field.type.ordered))
+        if pyarrow.types.is_dictionary(field.type) and field.type.index_type.bit_width < 32
+        else field
+        for field in schema
+    ]
+    return pyarrow.schema(fields, metadata=schema.metadata)
+
+
 def _are_dictionaries_of_one_type(one: pyarrow.DataType, other: pyarrow.DataType) -> bool:
     """Whether they differ in the width of their indices alone, which follows from how many values a file has."""
     if not (pyarrow.types.is_dictionary(one) and pyarrow.types.is_dictionary(other)):
@@ -236,13 +237,12 @@ def _require_columns(table: Table, schema: pyarrow.Schema) -> None:
 
 
 def _require_text(records: RowRecords, schema: pyarrow.Schema) -> None:
-    """Refuse columns that a template names and that can't become text here."""
+    """Refuse columns that a template names or uses, and that can't become text here."""
     for name in records.named_columns:
         kind = schema.field(name).type
         if holds_bytes(kind):
             raise InputInvalidError(
                 f"The column {shown(name)} holds bytes, which are no text that a prompt could have: write it as text."
             )
-        if pyarrow.types.is_timestamp(kind):
-            # Told now if its zone is not known here.
-            cells_of(pyarrow.array([0], kind))
+    for name in records.columns:
+        require_time_zones(schema.field(name).type)

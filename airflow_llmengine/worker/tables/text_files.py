@@ -10,9 +10,9 @@ from __future__ import annotations
 import codecs
 import csv
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import pyarrow
 from typing_extensions import override
@@ -21,13 +21,16 @@ from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.errors import StorageChangedError, StorageNotFoundError
 from airflow_llmengine.worker.readers.decompression import PlainFile
 from airflow_llmengine.worker.readers.errors import InputChangedError, InputInvalidError
-from airflow_llmengine.worker.readers.json_lines import read_json_lines
+from airflow_llmengine.worker.readers.json_lines import plain_lines
 from airflow_llmengine.worker.readers.limits import BLOCK_BYTES, MAX_RECORD_BYTES
 from airflow_llmengine.worker.readers.unchanged import UnchangedFile
+from airflow_llmengine.worker.readers.values import ValueRefusedError, load_value
+from airflow_llmengine.worker.tables.broken_rows import readable_cells
 from airflow_llmengine.worker.tables.row_files import BATCH_BYTES, MOST_BATCH_ROWS, Row, RowFault, RowFile, empty_batch
 from airflow_llmengine.worker.tables.row_templates import shown
 
-_NO_CELLS: Mapping[str, Any] = {}
+MOST_LINE = 2 * MAX_RECORD_BYTES
+"""Characters of a line of CSV that are held at most. A row that is too large is an error; this is no row any more."""
 
 
 class TextFile(RowFile):
@@ -44,25 +47,30 @@ class TextFile(RowFile):
     @override
     def batches(self, schema: pyarrow.Schema) -> Iterator[pyarrow.RecordBatch]:
         for rows in _in_batches(self._parsed()):
-            cells = [_NO_CELLS if isinstance(row, RowFault) else row.cells for row in rows]
             if not schema.names:
                 yield empty_batch(len(rows))
                 continue
-            arrays = [self._array([row.get(field.name) for row in cells], field) for field in schema]
-            yield pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+            yield pyarrow.RecordBatch.from_arrays([self._array(rows, field) for field in schema], schema=schema)
 
     @abstractmethod
     def _parsed(self) -> Iterator[Row | RowFault]:
         """All rows with all cells."""
 
-    def _array(self, values: list[Any], field: pyarrow.Field) -> pyarrow.Array:
-        try:
-            return pyarrow.array(values, field.type)
-        except (pyarrow.ArrowException, OverflowError):
+    def _array(self, rows: Sequence[Row | RowFault], field: pyarrow.Field) -> pyarrow.Array:
+        values = [row.cells.get(field.name) for row in rows]
+        if (array := as_array(values, field.type)) is not None:
+            return array
+        # Types are those of rows that can be read.
+        fitting = [
+            value if isinstance(row, Row) or as_array([value], field.type) is not None else None
+            for row, value in zip(rows, values, strict=True)
+        ]
+        if (array := as_array(fitting, field.type)) is None:
             raise InputInvalidError(
                 f"{self.name}: the column {shown(field.name)} holds what is no {field.type}, as which it began: run "
                 "the job again on files that stay as they are."
-            ) from None
+            )
+        return array
 
     @contextmanager
     def _opened(self) -> Iterator[PlainFile]:
@@ -105,22 +113,35 @@ class DelimitedFile(TextFile):
                 broken = next((name for name, cell in zip(names, cells, strict=True) if not _is_unicode(cell)), None)
                 if broken is not None:
                     reason = f"the column {shown(broken)} is not UTF-8: write the file in UTF-8"
-                    yield RowFault(RecordErrorType.INVALID_UNICODE, reason)
+                    whole = {name: cell or None for name, cell in zip(names, cells, strict=True) if _is_unicode(cell)}
+                    yield RowFault(RecordErrorType.INVALID_UNICODE, reason, whole)
                     continue
                 yield Row({name: cell or None for name, cell in zip(names, cells, strict=True)}, size)
 
     def _records(self, file: PlainFile) -> Iterator[list[str]]:
         # The limit is one of the whole process; nothing else in a worker reads CSV.
         csv.field_size_limit(MAX_RECORD_BYTES)
-        reader = csv.reader(_text_lines(file), delimiter=self.delimiter)
+        lines = _Lines(file, self.name)
+        reader = csv.reader(lines, delimiter=self.delimiter)
+        begun = 1
         try:
             for cells in reader:
+                if lines.asked_past_end:
+                    # It would be a row that swallows all others behind it.
+                    raise InputInvalidError(
+                        f"{self.name} can't be read on from line {begun}: a quote is not closed before the file ends. "
+                        "Close or double it, or write the file again if it is cut."
+                    )
+                begun = reader.line_num + 1
                 if cells:
                     yield cells
         except csv.Error as error:
+            if "new-line" in str(error):
+                reason, remedy = "a carriage return stands alone", "end lines in line feeds, or put it into quotes"
+            else:
+                reason, remedy = str(error), "look for a quote that is not closed, or doubled"
             raise InputInvalidError(
-                f"{self.name} can't be read on from line {reader.line_num} ({error}): look for a quote that is not "
-                "closed, or doubled."
+                f"{self.name} can't be read on from line {reader.line_num} ({reason}): {remedy}."
             ) from None
 
 
@@ -142,12 +163,31 @@ class JSONLinesFile(TextFile):
     @override
     def read_schema(self) -> pyarrow.Schema:
         schema = pyarrow.schema([])
+        found: list[pyarrow.Schema] = []
         for rows in _in_batches(self._parsed()):
             cells = [row.cells for row in rows if isinstance(row, Row)]
             names = dict.fromkeys(name for row in cells for name in row)
             fields = [pyarrow.field(name, self._type([row.get(name) for row in cells], name)) for name in names]
-            schema = self._widened(schema, pyarrow.schema(fields))
+            here = pyarrow.schema(fields)
+            schema = self._widened(schema, here)
+            if here not in found:
+                found.append(here)
+        if any(are_wider(schema, here) for here in found):
+            self.require_fit(schema)
         return schema
+
+    def require_fit(self, schema: pyarrow.Schema) -> None:
+        """Make sure that every cell can be held by types that were made wider for other rows, or for other files.
+
+        A wider type may hold less: a 64-bit float does not hold all whole numbers of 64 bits.
+
+        Raises:
+            InputInvalidError: One can't; it names the column.
+        """
+        for rows in _in_batches(self._parsed()):
+            for field in schema:
+                if as_array([row.cells.get(field.name) for row in rows if isinstance(row, Row)], field.type) is None:
+                    raise self._mixed(field.name)
 
     def _type(self, values: list[Any], name: str) -> pyarrow.DataType:
         try:
@@ -169,19 +209,41 @@ class JSONLinesFile(TextFile):
     def _mixed(self, name: str) -> InputInvalidError:
         return InputInvalidError(
             f"{self.name}: the column {shown(name)} holds values of types that no column can have together, such as "
-            "numbers and texts, or a whole number of more than 64 bits: write it as one type, for example as text."
+            "numbers and texts, or whole numbers that are too large for that: write it as one type, for example as "
+            "text."
         )
 
     @override
     def _parsed(self) -> Iterator[Row | RowFault]:
         with self._opened() as file:
-            for raw in read_json_lines(file.read, self.name):
-                if raw.error is not None:
-                    yield RowFault(raw.error.type, raw.error.message.removeprefix(f"{raw.location}: ").rstrip("."))
-                elif not isinstance(raw.value, dict):
-                    yield RowFault(RecordErrorType.INVALID_RECORD, "a row must be an object: a name and a value each")
-                else:
-                    yield Row(raw.value, raw.size)
+            for _number, line, size in plain_lines(file.read):
+                yield _row(line, size)
+
+
+def _row(line: bytes | None, size: int) -> Row | RowFault:
+    if line is None:
+        reason = f"it takes {size} bytes, and a row may take {MAX_RECORD_BYTES} at most"
+        return RowFault(RecordErrorType.RECORD_TOO_LARGE, reason)
+    try:
+        value = load_value(line)
+    except ValueRefusedError as refused:
+        return RowFault(refused.error_type, refused.reason, readable_cells(line))
+    if not isinstance(value, dict):
+        return RowFault(RecordErrorType.INVALID_RECORD, "a row must be an object: a name and a value each")
+    return Row(value, size)
+
+
+def are_wider(schema: pyarrow.Schema, other: pyarrow.Schema) -> bool:
+    """Whether a column of ``other`` has another type in ``schema``, which has all of its columns."""
+    return any(field.type != schema.field(field.name).type and not pyarrow.types.is_null(field.type) for field in other)
+
+
+def as_array(values: list[Any], kind: pyarrow.DataType) -> pyarrow.Array | None:
+    """Values of Python as an array of a type; None where it does not hold them."""
+    try:
+        return pyarrow.array(values, kind)
+    except (pyarrow.ArrowException, OverflowError):
+        return None
 
 
 def _have_common_type(one: pyarrow.Field, other: pyarrow.Field) -> bool:
@@ -192,18 +254,43 @@ def _have_common_type(one: pyarrow.Field, other: pyarrow.Field) -> bool:
     return True
 
 
-def _text_lines(file: PlainFile) -> Iterator[str]:
-    """The file's lines with their ends. Bytes that are not UTF-8 become surrogates, which no text has."""
+class _Lines:
+    """A file's lines with their ends. Bytes that are not UTF-8 become surrogates, which no text has."""
+
+    def __init__(self, file: PlainFile, name: str) -> None:
+        self._lines = _text_lines(file, name)
+        self.asked_past_end = False
+        """Whether one more line was asked for than there are."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines, None)
+        if line is None:
+            self.asked_past_end = True
+            raise StopIteration
+        return line
+
+
+def _text_lines(file: PlainFile, name: str) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     begun: list[str] = []
+    size = number = 0
     while block := file.read(BLOCK_BYTES):
         first, *others = decoder.decode(block).split("\n")
         begun.append(first)
+        size += len(first)
+        if size > MOST_LINE:
+            raise InputInvalidError(
+                f"{name} can't be read on from line {number + 1}, which has more than {MOST_LINE} characters: look for "
+                "line feeds that are missing, or give table.input_format if it is no text."
+            )
         if others:
             yield "".join(begun) + "\n"
             last = others.pop()
             yield from (f"{line}\n" for line in others)
-            begun = [last]
+            begun, size, number = [last], len(last), number + 1 + len(others)
     begun.append(decoder.decode(b"", final=True))
     if rest := "".join(begun):
         yield rest

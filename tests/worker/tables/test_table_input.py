@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers import InputChangedError, InputInvalidError
-from airflow_llmengine.worker.tables.row_files import Row
+from airflow_llmengine.worker.tables.row_files import BATCH_BYTES, Row
 from tests.worker.tables.table_inputs import opened, prompts, raw_records, validated
 from tests.worker.tables.table_jobs import write_parquet
 
@@ -239,6 +239,16 @@ def test_parameters_of_each_row(tmp_path: Path) -> None:
     assert fourth.startswith("row 4 of t.parquet: guided_choice")
 
 
+def test_parameters_of_a_column_of_text_are_what_it_spells(tmp_path: Path) -> None:
+    rows = ["text,heat,budget,stop,form", 'a,0.50,7,5,"{""type"": ""json_object""}"', "b,warm,1e1,null,", "c,,, x ,"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    columns = {"temperature": "heat", "max_tokens": "budget", "stop": "stop", "response_format": "form"}
+    first, second, third = map(validated, raw_records(tmp_path / "t.csv", {"parameter_columns": columns}))
+    assert (first.temperature, first.max_tokens, first.stop, first.response_format.type) == (0.5, 7, "5", "json_object")
+    assert second == "row 2 of t.csv: temperature: must be a number from 0 to 2, not a string"
+    assert (third.temperature, third.max_tokens, third.stop) == (1, 16, " x ")
+
+
 def test_a_row_on_which_its_template_fails_is_that_rows_error(tmp_path: Path) -> None:
     write_parquet(tmp_path / "t.parquet", {"text": ["1", "secret", ""]})
     made = prompts(tmp_path / "t.parquet", "{{ 10 // (text|int(-1) + 1) }}")
@@ -316,6 +326,45 @@ def test_json_lines_of_mixed_types_are_refused_by_name(tmp_path: Path, values: l
         (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
         with pytest.raises(InputInvalidError, match=r"t\.jsonl: the column 'v' holds values of types"):
             opened(tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize("large", [2**63, 2**53 + 1])
+def test_numbers_that_no_common_type_holds_are_refused_at_once(tmp_path: Path, large: int) -> None:
+    few: list[dict[str, Any]] = [{"text": "a", "v": -1 if large == 2**63 else 1.5}]
+    many = [{"text": "a", "v": large}]
+    for name, rows in {"alone/one": few * 5000 + many, "both/first": few, "both/second": many}.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(map(json.dumps, rows)))
+    for folder, file in (("alone", "one"), ("both", "second")):
+        with pytest.raises(InputInvalidError, match=rf"{file}\.jsonl: the column 'v' holds values of types"):
+            opened(tmp_path / folder)
+
+
+def test_cells_that_stand_in_a_broken_line_are_kept(tmp_path: Path) -> None:
+    lines = [
+        r'{"id": 1, "text": "a", "n": 1.5}',
+        r'{"id": 2, "text": "\ud83d", "n": 3}',
+        r'{"id": "three", "text": "cut',
+        r'{"id": 4, "text": ["no text"], "n": NaN}',
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    reader = opened(tmp_path / "t.jsonl")
+    # They don't tell what the columns are, and one that does not fit is null.
+    assert reader.schema == pyarrow.schema(
+        [("id", pyarrow.int64()), ("text", pyarrow.string()), ("n", pyarrow.float64())]
+    )
+    [batch] = reader.files[0].batches(reader.schema.names)
+    assert batch.to_pydict() == {"id": [1, 2, None, 4], "text": ["a", None, None, None], "n": [1.5, 3, None, None]}
+    assert [record.error is None for record in reader.records()] == [True, False, False, False]
+
+
+def test_of_a_row_of_csv_with_a_cell_that_is_not_utf_8_the_others_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,text,n\n1,a,\n2,\xff,\n")
+    reader = opened(tmp_path / "t.csv")
+    [batch] = reader.files[0].batches(reader.schema.names)
+    assert batch.to_pydict() == {"id": ["1", "2"], "text": ["a", None], "n": [None, None]}
+    assert [record.error is None for record in reader.records()] == [True, False]
 
 
 def test_cells_of_csv_are_text_as_it_stands_there(tmp_path: Path) -> None:
@@ -436,6 +485,21 @@ def test_partitions_are_numbers_where_nothing_is_lost(
             {"partitioning": "hive"},
             "'text' is in the files and in the names of their folders",
         ),
+        (
+            {"p=1/p=2/a.parquet": {"text": ["a"]}},
+            {"partitioning": "hive"},
+            r"'p=1/p=2/a\.parquet' lies in two folders that give the column 'p'",
+        ),
+        (
+            {"p=%FF/a.parquet": {"text": ["a"]}},
+            {"partitioning": "hive"},
+            "The name of the folder 'p=%FF' is not UTF-8",
+        ),
+        (
+            {"a.parquet": {"text": pyarrow.array([[1]], pyarrow.list_(pyarrow.timestamp("s", "Nowhere")))}},
+            {},
+            "times of the zone 'Nowhere', which is not known",
+        ),
         ({"a.parquet": {"text": ["a"]}, "b.csv": {"text": ["a"]}}, {}, r"a\.parquet is parquet, and b\.csv is csv"),
         (
             {"a.parquet": {"text": ["a"]}, "b.parquet": {"text": [1]}},
@@ -480,6 +544,38 @@ def test_what_no_job_can_be_made_of_is_refused_when_it_is_opened(
         opened(tmp_path / "in", table)
 
 
+@pytest.mark.parametrize("rest", ['2,"b\n3,c\n4,d\n', '2,"b', '2,"', '2,"b ""c""\n\n', '2,b\n3,"c\n'], ids=repr)
+def test_a_quote_that_is_open_at_the_end_swallows_no_rows(tmp_path: Path, rest: str) -> None:
+    (tmp_path / "t.csv").write_text("id,text\n1,a\n" + rest)
+    reader = opened(tmp_path / "t.csv")
+    line = 4 if rest.startswith("2,b") else 3
+    told = rf"t\.csv can't be read on from line {line}: a quote is not closed before the file ends"
+    for read in (reader.records, lambda: reader.files[0].batches(["id"])):
+        with pytest.raises(InputInvalidError, match=told):
+            list(read())
+
+
+def test_quotes_that_are_closed_may_stand_at_the_end(tmp_path: Path) -> None:
+    for end in ("", "\n", "\r\n", "\n\n"):
+        (tmp_path / "t.csv").write_text('id,text\n1,"a\n""b"""' + end, newline="")
+        assert prompts(tmp_path / "t.csv", "{{ text }}") == ['a\n"b"']
+
+
+def test_a_carriage_return_alone_is_told(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"id,text\r1,a\r")
+    with pytest.raises(InputInvalidError, match=r"from line 1 \(a carriage return stands alone\): end lines in"):
+        opened(tmp_path / "t.csv")
+
+
+def test_a_line_that_never_ends_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_llmengine.worker.tables.text_files.MOST_LINE", 1000)
+    monkeypatch.setattr("airflow_llmengine.worker.tables.text_files.BLOCK_BYTES", 100)
+    (tmp_path / "t.csv").write_text("id,text\n" + "1,a\n" * 500 + "x" * 5000)
+    told = r"t\.csv can't be read on from line 502, which has more than 1000 characters"
+    with pytest.raises(InputInvalidError, match=told):
+        list(opened(tmp_path / "t.csv").records())
+
+
 @pytest.mark.parametrize("header", ["text,b,text", ""])
 def test_a_header_that_names_no_columns_is_refused(tmp_path: Path, header: str) -> None:
     (tmp_path / "t.csv").write_text(header)
@@ -521,7 +617,7 @@ def test_files_may_differ_in_how_many_values_a_dictionary_has(tmp_path: Path) ->
         text = pyarrow.array([name]).cast(pyarrow.dictionary(index, pyarrow.string()))
         write_parquet(tmp_path / f"in/{name}.parquet", {"text": text})
     reader = opened(tmp_path / "in")
-    assert reader.schema.field("text").type == pyarrow.dictionary(pyarrow.int16(), pyarrow.string())
+    assert reader.schema.field("text").type == pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
     assert [record.value["prompt"] for record in reader.records()] == ["a", "b"]
     batches = [batch for file in reader.files for batch in file.batches(["text"])]
     assert [batch.schema for batch in batches] == [reader.schema, reader.schema]
@@ -559,3 +655,45 @@ def test_times_are_written_to_the_microsecond(tmp_path: Path) -> None:
     write_parquet(tmp_path / "t.parquet", {"text": moments, "inner": inner})
     made = prompts(tmp_path / "t.parquet", "{{ text }} {{ inner }}")
     assert made == ['1970-01-01 01:00:01.500000+01:00 ["0:00:01.500000"]']
+
+
+def test_half_of_a_character_that_a_template_makes_is_its_rows_error(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", {"text": ["a", "b"]})
+    first, second = raw_records(tmp_path / "t.parquet", {"prompt": "{{ '\\ud83d' if text == 'a' else text }}"})
+    assert first.error is not None
+    assert first.error.type is RecordErrorType.INVALID_UNICODE
+    assert second.value["prompt"] == "b"
+
+
+def test_a_prompt_that_is_too_large_is_not_made(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "t.parquet", {"text": ["a", "b"], "n": [10**12, 2]})
+    first, second = raw_records(tmp_path / "t.parquet", {"prompt": "{{ text * n }}"})
+    assert first.error is not None
+    assert first.error.type is RecordErrorType.RECORD_TOO_LARGE
+    assert second.value["prompt"] == "bb"
+
+
+def test_keys_of_maps_are_those_of_json(tmp_path: Path) -> None:
+    days = pyarrow.map_(pyarrow.date32(), pyarrow.int64())
+    biases = pyarrow.map_(pyarrow.int32(), pyarrow.float32())
+    write_parquet(
+        tmp_path / "t.parquet",
+        {
+            "text": pyarrow.array([[(datetime.date(2024, 2, 29), 1)]], days),
+            "bias": pyarrow.array([[(50256, -2.0)]], biases),
+        },
+    )
+    [record] = raw_records(tmp_path / "t.parquet", {"parameter_columns": {"logit_bias": "bias"}})
+    assert record.value["prompt"] == '{"2024-02-29": 1}'
+    assert validated(record).logit_bias == {"50256": -2}
+
+
+def test_few_rows_are_read_at_once_where_a_needed_column_is_large(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {f"c{number}": range(3000) for number in range(100)}
+    columns["text"] = [f"{number} " * 10_000 for number in range(3000)]
+    columns["list"] = [[f"{number}"] for number in range(3000)]
+    write_parquet(tmp_path / "t.parquet", columns, use_dictionary=False, compression="zstd")
+    [file] = opened(tmp_path / "t.parquet").files
+    large, small = (max(batch.num_rows for batch in file.batches([name])) for name in ("text", "list"))
+    assert large * len("1000 " * 10_000) < 2 * BATCH_BYTES
+    assert small == 3000

@@ -107,7 +107,7 @@ WRITTEN: Mapping[str, list[str]] = {
     "wide": ["9" * 56 + "." + "0" * 20, "0.00000000000000000001"],
     "zone": ["2024-03-01 00:59:59.999999+01:00", "1900-03-01 00:59:59.999999+01:00"],
     "offset": ["2024-03-01 05:29:59+05:30"],
-    "nanoseconds": ["2024-02-29 23:59:59.999999+00:00", "1970-01-01 00:00:00+00:00"],
+    "nanoseconds": ["2024-02-29 23:59:59.999999+00:00", "1969-12-31 23:59:59.999999+00:00"],
     "local": ["2024-02-29 23:59:59.999999"],
     "date": ["2024-02-29", "0001-01-01"],
     "time": ["00:00:00.999999"],
@@ -138,6 +138,20 @@ def test_a_cell_of_every_type_but_bytes_can_be_asked_about(tmp_path: Path, name:
     pyarrow.parquet.write_table(pyarrow.table({"cell": COLUMNS[name]}), tmp_path / "in.parquet")
     found = prompts(tmp_path / "in.parquet", "{{ cell }}", on_null="skip")
     assert found == [*WRITTEN[name], *[None] * COLUMNS[name].null_count]
+
+
+@pytest.mark.parametrize("made", ["parquet", "feather"])
+def test_categories_of_several_files_are_one_column(tmp_path: Path, made: str) -> None:
+    kind = pyarrow.dictionary(pyarrow.int8(), pyarrow.string())
+    expected = []
+    for name in "abc":
+        values = [f"{name}{number}" for number in range(100)]
+        (tmp_path / "in").mkdir(exist_ok=True)
+        column = pyarrow.array(values).dictionary_encode().cast(kind)
+        write_grouped(pyarrow.table({"text": column}), tmp_path / f"in/{name}.parquet")
+        expected += values
+    TableJob(tmp_path / "in", tmp_path / f"out.{made}", PROMPT).done()
+    assert TYPED[made][1](tmp_path / f"out.{made}").to_pydict() == {"text": expected, "completion": expected}
 
 
 EMPTY_GROUPS: Mapping[str, list[int]] = {"no groups": [], "one empty": [0], "empty ones between": [2, 0, 0, 3, 0]}
@@ -252,6 +266,6 @@ def test_half_a_surrogate_pair_is_its_rows_error_and_nobody_elses(tmp_path: Path
     assert (manifest.succeeded, manifest.failures) == (2, {"invalid_unicode": 1})
     first, broken, whole = pyarrow.parquet.ParquetFile(tmp_path / "out.parquet").read().to_pylist()
     assert first == {"text": "a", "n": 1, "completion": "a", "error": None}
-    assert broken == {"text": None, "n": None, "completion": None, "error": broken["error"]}
+    assert broken == {"text": None, "n": 2, "completion": None, "error": broken["error"]}
     assert broken["error"].startswith("invalid_unicode: row 2 of in.jsonl: ")
     assert whole == {"text": "😀", "n": 3, "completion": "😀", "error": None}
