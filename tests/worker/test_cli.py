@@ -286,6 +286,25 @@ def test_another_table_is_another_job(tmp_path: Path, capsys: Capture, monkeypat
     assert len(set(fingerprints)) == 3
 
 
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ({"prompt": "{{ text"}, "table.prompt is no template: line 1: "),
+        (
+            {"prompt": None, "messages": [{"role": "user", "content": "{{ a }}\n{{ a|nosuch }}"}]},
+            "table.messages[0].content is no template: line 2: No filter named 'nosuch'",
+        ),
+        ({"prompt": "{% include 'a' %}"}, "table.prompt has {% include %}"),
+    ],
+)
+def test_validate_reads_templates_without_the_table(
+    tmp_path: Path, capsys: Capture, table: dict[str, Any], told: str
+) -> None:
+    path = request_file(tmp_path, output_data_path=str(tmp_path / "out.jsonl"))
+    assert main(["validate", path, "--table", json.dumps({**TABLE, **table})]) == ExitCode.BAD_REQUEST
+    assert told in capsys.readouterr().err
+
+
 def test_a_table_that_can_not_be_is_refused_line_by_line(tmp_path: Path, capsys: Capture) -> None:
     path = table_request(tmp_path, tool_config={"name": "code_evaluator"})
     for command in ("validate", "plan", "run"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from typing import Any
 
 from airflow_llmengine.spec.check import validate_request
@@ -60,7 +61,12 @@ def add_plan(commands: Any) -> None:
 
 
 def _validate(options: argparse.Namespace) -> int:
-    _request(open_storage(options), options)
+    _, table = _request(open_storage(options), options)
+    # It comes with the extra that tables need where the worker runs, which may be elsewhere.
+    if table is not None and importlib.util.find_spec("jinja2") is not None:
+        from airflow_llmengine.worker.tables.row_templates import require_templates
+
+        require_templates(table)
     say("valid")
     return ExitCode.DONE
 

@@ -23,7 +23,7 @@ from airflow_llmengine.worker.tables.cells import (
     nested,
 )
 from airflow_llmengine.worker.tables.row_files import Row, RowFault
-from airflow_llmengine.worker.tables.row_templates import RowTemplate, RowTemplateError, shown
+from airflow_llmengine.worker.tables.row_templates import RowTemplate, RowTemplateError, shown, template_sources
 
 _ON_NULL = "give table.on_null skip or empty, or fill it in"
 
@@ -100,15 +100,11 @@ class RowRecords:
     def _filler(self, columns: Sequence[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         """What makes a row's prompt or messages."""
         table = self._table
+        templates = [RowTemplate(source, path, columns) for path, source in template_sources(table)]
+        self._templates += templates
         if table.messages is None:
-            prompt = RowTemplate(table.prompt or "", "table.prompt", columns)
-            self._templates.append(prompt)
-            return lambda cells: {"prompt": prompt.render(cells)}
-        contents = [
-            (message.role, RowTemplate(message.content, f"table.messages[{place}].content", columns))
-            for place, message in enumerate(table.messages)
-        ]
-        self._templates += [content for _role, content in contents]
+            return lambda cells: {"prompt": templates[0].render(cells)}
+        contents = [(message.role, content) for message, content in zip(table.messages, templates, strict=True)]
         return lambda cells: {
             "messages": [{"role": role, "content": content.render(cells)} for role, content in contents]
         }

@@ -16,6 +16,7 @@ from jinja2.exceptions import UndefinedError
 from jinja2.meta import find_undeclared_variables
 
 from airflow_llmengine.spec.results import RecordErrorType
+from airflow_llmengine.spec.table import TABLE, Table
 from airflow_llmengine.spec.wire_faults import LONGEST_SHOWN
 from airflow_llmengine.worker.readers.errors import InputInvalidError
 from airflow_llmengine.worker.tables.cells import Cells, NoTextError, NullUsedError
@@ -68,20 +69,12 @@ class RowTemplate:
 
     def __init__(self, source: str, path: str, columns: Collection[str]) -> None:
         self._path = path
-        try:
-            tree = _WITHOUT_GLOBALS.parse(source)
-            uses = _Uses.find(tree, columns)
-            self._template: Template = _ENVIRONMENT.from_string(bounded(_ENVIRONMENT.parse(source), _ENVIRONMENT))
-        except TemplateSyntaxError as error:
-            raise InputInvalidError(f"{path} is no template: line {error.lineno}: {error.message}") from None
+        tree, self._template = _read(source, path)
+        uses = _Uses.find(tree, columns)
         for name in sorted(uses.names):
             if name not in columns:
                 raise InputInvalidError(f"{path} uses {shown(name)}, {no_such_column(name, columns)}")
         _refuse_ambiguous(tree, path, columns)
-        if uses.elsewhere is not None:
-            raise InputInvalidError(
-                f"{path} has {{% {uses.elsewhere} %}}, and there are no other templates: write it out"
-            )
         self.columns = frozenset(uses.names)
         """The columns that it names."""
         self.whole_row = uses.whole_row
@@ -114,6 +107,38 @@ class RowTemplate:
         except Exception as error:  # noqa: BLE001 - it may be anything, and its message may quote a cell
             place, reason = _line(error), f"fails on it ({type(error).__name__})"
         raise RowTemplateError(f"{self._path}{place} {reason}", error_type)
+
+
+def require_templates(table: Table) -> None:
+    """Make sure, whatever the columns are, that a table's templates can be read.
+
+    Raises:
+        InputInvalidError: One can't.
+    """
+    for path, source in template_sources(table):
+        _read(source, path)
+
+
+def template_sources(table: Table) -> list[tuple[str, str]]:
+    """The templates of a prompt or of messages, each with what messages call it."""
+    if table.messages is None:
+        return [(f"{TABLE}.prompt", table.prompt or "")]
+    return [(f"{TABLE}.messages[{place}].content", message.content) for place, message in enumerate(table.messages)]
+
+
+def _read(source: str, path: str) -> tuple[nodes.Template, Template]:
+    """A template's tree, in which no name is Jinja's own, and the template."""
+    try:
+        tree = _WITHOUT_GLOBALS.parse(source)
+        template: Template = _ENVIRONMENT.from_string(bounded(_ENVIRONMENT.parse(source), _ENVIRONMENT))
+    except TemplateSyntaxError as error:
+        raise InputInvalidError(f"{path} is no template: line {error.lineno}: {error.message}") from None
+    other = next(tree.find_all(tuple(_TAGS)), None)
+    if other is not None:
+        raise InputInvalidError(
+            f"{path} has {{% {_TAGS[type(other)]} %}}, and there are no other templates: write it out"
+        )
+    return tree, template
 
 
 def shown(name: str) -> str:
@@ -151,7 +176,6 @@ class _Uses:
 
     names: set[str]
     whole_row: bool
-    elsewhere: str | None
 
     @classmethod
     def find(cls, tree: nodes.Template, columns: Collection[str]) -> _Uses:
@@ -166,8 +190,7 @@ class _Uses:
                     names.add(name)
                     named += 1
             whole_row = named < sum(node.name == ROW for node in tree.find_all(nodes.Name))
-        other = next(tree.find_all(tuple(_TAGS)), None)
-        return cls(names, whole_row, None if other is None else _TAGS[type(other)])
+        return cls(names, whole_row)
 
 
 def _cell_of_row(node: nodes.Node) -> str | None:
