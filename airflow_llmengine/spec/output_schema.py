@@ -195,6 +195,8 @@ def _resolved(
         choices = next((part[name] for name in ("anyOf", "oneOf", "allOf") if name in part), None)
         if choices is not None:
             others, null = _without_null(choices)
+            if len(others) > 1 and {"integer", "number"}.issuperset(map(_kind_of, others)):
+                others = [{"type": "number"}]
             if len(others) != 1 or "type" in part or (null and "allOf" in part):
                 raise _NoColumnError(path, "allows values of several types", _ONE_TYPE)
             nullable, part = nullable or null, others[0]
@@ -208,6 +210,11 @@ def _resolved(
                 raise _NoColumnError(path, "allows values of several types", _ONE_TYPE)
             return {**part, "type": kinds[0]}, nullable or "null" in kind, above
         return part, nullable, above
+
+
+def _kind_of(choice: Any) -> str:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 def _without_null(choices: Any) -> tuple[list[Any], bool]:

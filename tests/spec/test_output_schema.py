@@ -13,6 +13,7 @@ from airflow_llmengine.spec.output_schema import ColumnType, closed, read_column
 STRING = ColumnType("string")
 INTEGER = ColumnType("integer")
 OPTIONAL = ColumnType("string", nullable=True)
+MAYBE_NUMBER = ColumnType("number", nullable=True)
 
 
 class Mood(Enum):
@@ -76,6 +77,7 @@ def test_the_columns_of_a_pydantic_model() -> None:
         ({"type": ["string", "null"]}, OPTIONAL),
         ({"type": ["integer", "number"]}, ColumnType("number")),
         ({"anyOf": [{"type": "null"}, {"enum": ["a", "b"]}]}, OPTIONAL),
+        ({"anyOf": [{"type": "integer"}, {"type": "number", "minimum": 0}, {"type": "null"}]}, MAYBE_NUMBER),
         ({"enum": ["a", None]}, OPTIONAL),
         ({"enum": [1, 2.5]}, ColumnType("number")),
         ({"enum": [True]}, ColumnType("boolean")),

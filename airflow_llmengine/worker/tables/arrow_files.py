@@ -22,7 +22,6 @@ from airflow_llmengine.worker.tables.arrow_cells import CellFault, cells_of
 from airflow_llmengine.worker.tables.random_access import RandomAccessFile
 from airflow_llmengine.worker.tables.row_files import (
     BATCH_BYTES,
-    MOST_BATCH_ROWS,
     Row,
     RowFault,
     RowFile,
@@ -33,6 +32,11 @@ from airflow_llmengine.worker.tables.row_templates import shown
 
 READ_BYTES = 4 * 2**20
 """How much of a column of a row group is asked for at once."""
+
+MOST_ROWS = 512
+"""Of a batch. What a file says of its size does not bound them: a text that stands once in a dictionary, such as the
+document that many rows ask about, is a text in each row of a batch.
+"""
 
 _MAGIC_OF_FILES = b"ARROW1"
 """How an IPC file begins; a stream does not."""
@@ -127,8 +131,8 @@ class ArrowIPCFile(ArrowFile):
             places = [place for place, name in enumerate(names) if name in columns] or [0]
             reader = self._reader(file, places if names else None)
             for batch in _batches_of(reader):
-                for start in range(0, batch.num_rows, MOST_BATCH_ROWS):
-                    yield batch.slice(start, MOST_BATCH_ROWS)
+                for start in range(0, batch.num_rows, MOST_ROWS):
+                    yield batch.slice(start, MOST_ROWS)
 
     @staticmethod
     def _reader(file: Any, places: list[int] | None) -> Any:
@@ -152,9 +156,9 @@ def _rows_at_once(group: Any, columns: Sequence[str]) -> int:
     chunks = (group.column(place) for place in range(group.num_columns))
     size: int = sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(starts))
     rows: int = group.num_rows * BATCH_BYTES // max(1, size)
-    return max(1, min(MOST_BATCH_ROWS, rows))
+    return max(1, min(MOST_ROWS, rows))
 
 
 def _rows_alone(rows: int) -> Iterator[pyarrow.RecordBatch]:
-    for start in range(0, rows, MOST_BATCH_ROWS):
-        yield empty_batch(min(MOST_BATCH_ROWS, rows - start))
+    for start in range(0, rows, MOST_ROWS):
+        yield empty_batch(min(MOST_ROWS, rows - start))

@@ -16,6 +16,7 @@ BATCH_BYTES = 8 * 2**20
 """About how much of a table is held at a time, as it is in memory."""
 
 MOST_BATCH_ROWS = 4096
+"""Of a text file."""
 
 
 @dataclass(frozen=True, slots=True)

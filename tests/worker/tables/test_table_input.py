@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers import InputChangedError, InputInvalidError
+from airflow_llmengine.worker.tables.arrow_files import MOST_ROWS
 from airflow_llmengine.worker.tables.row_files import BATCH_BYTES, Row
 from tests.worker.tables.table_inputs import opened, prompts, raw_records, validated
 from tests.worker.tables.table_jobs import write_parquet
@@ -696,4 +697,4 @@ def test_few_rows_are_read_at_once_where_a_needed_column_is_large(tmp_path: Path
     [file] = opened(tmp_path / "t.parquet").files
     large, small = (max(batch.num_rows for batch in file.batches([name])) for name in ("text", "list"))
     assert large * len("1000 " * 10_000) < 2 * BATCH_BYTES
-    assert small == 3000
+    assert small == MOST_ROWS

@@ -39,6 +39,10 @@ def peak_memory_mb(path: Path, rows: int) -> float:
         whole = pyarrow.chunked_array([text] * (rows // 1000))
         writer.write_table(pyarrow.table([whole], schema=schema), row_group_size=rows)
     assert pyarrow.parquet.ParquetFile(path).num_row_groups == 1
+    return read_memory_mb(path, rows)
+
+
+def read_memory_mb(path: Path, rows: int) -> float:
     output = subprocess.run([sys.executable, "-c", READ, str(path)], check=True, capture_output=True, text=True).stdout
     read, peak = json.loads(output)
     assert read == rows
@@ -51,3 +55,17 @@ def test_a_large_row_group_takes_no_more_memory_than_a_small_one(tmp_path: Path)
     many = peak_memory_mb(tmp_path / "many.parquet", ROWS)
     (tmp_path / "many.parquet").unlink()
     assert many - few < ALLOWED_GROWTH_MB, f"{few:.0f} MB for a thousand rows, {many:.0f} MB for {ROWS}"
+
+
+@pytest.mark.slow
+def test_a_text_that_a_file_has_once_for_many_rows_is_not_held_for_all_of_them(tmp_path: Path) -> None:
+    # A process has a share in the peak of what started it: the rows are not all in memory here either.
+    ten = pyarrow.array(["document " * 10_000] * 10)
+    peaks = {}
+    for rows in (10, 10_000):
+        path = tmp_path / f"{rows}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.chunked_array([ten] * (rows // 10))}), path)
+        assert path.stat().st_size < 2**20
+        peaks[rows] = read_memory_mb(path, rows)
+    # All rows take 900 MB.
+    assert peaks[10_000] - peaks[10] < 250, peaks
