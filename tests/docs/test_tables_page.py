@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from airflow_llmengine.spec import output_schema
 from airflow_llmengine.spec import table as tables
 from airflow_llmengine.spec.check_table import NOT_IN_TABLES
 from airflow_llmengine.spec.output_schema import ColumnKind
@@ -59,11 +60,20 @@ def test_every_kind_of_column_is_told() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
+    from airflow_llmengine.worker.tables.arrow_files import MOST_ROWS
     from airflow_llmengine.worker.tables.table_output import MOST_FILES
+    from airflow_llmengine.worker.tables.template_environment import MOST_STEPS
 
     rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", section("Limits"), re.MULTILINE))
-    assert rows["a row's prompt; a row of CSV or JSON lines"] == f"{MAX_RECORD_BYTES // 2**20} MiB"
-    assert rows["`table`, as JSON"] == f"{tables.MOST_BYTES // 2**20} MiB"
+    assert (
+        rows["a row's prompt, and any text that its template makes; a row of CSV or JSON lines"]
+        == f"{MAX_RECORD_BYTES // 2**20} MiB"
+    )
+    assert rows["rounds of loops, and calls of macros, in a template for one row"] == f"{MOST_STEPS:,}"
+    assert rows["`table`, as JSON"] == f"{tables.MOST_BYTES // 2**20} MiB, {tables.MOST_LEVELS} levels"
+    said = section("Typed columns")
+    assert f"more than {output_schema.MOST_LEVELS} levels or {output_schema.MOST_FIELDS:,} fields" in said
+    assert f"at most {MOST_ROWS} rows at a time" in section("The input")
     assert rows["files of an output that is a folder"] == f"{MOST_FILES:,}"
 
 

@@ -133,6 +133,11 @@ def _read(source: str, path: str) -> tuple[nodes.Template, Template]:
         template: Template = _ENVIRONMENT.from_string(bounded(_ENVIRONMENT.parse(source), _ENVIRONMENT))
     except TemplateSyntaxError as error:
         raise InputInvalidError(f"{path} is no template: line {error.lineno}: {error.message}") from None
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        # Of the Python that Jinja makes of it, which has limits of its own.
+        raise InputInvalidError(
+            f"{path} is no template that can be run: it is nested too deeply, or has a number of thousands of digits"
+        ) from None
     other = next(tree.find_all(tuple(_TAGS)), None)
     if other is not None:
         raise InputInvalidError(
