@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers import InputChangedError, InputInvalidError
 from airflow_llmengine.worker.tables.arrow_files import MOST_ROWS
-from airflow_llmengine.worker.tables.row_files import BATCH_BYTES, Row
+from airflow_llmengine.worker.tables.row_files import BATCH_BYTES, MOST_BATCH_ROWS, Row
 from tests.worker.tables.table_inputs import opened, prompts, raw_records, validated
 from tests.worker.tables.table_jobs import write_parquet
 
@@ -333,7 +333,7 @@ def test_json_lines_of_mixed_types_are_refused_by_name(tmp_path: Path, values: l
 def test_numbers_that_no_common_type_holds_are_refused_at_once(tmp_path: Path, large: int) -> None:
     few: list[dict[str, Any]] = [{"text": "a", "v": -1 if large == 2**63 else 1.5}]
     many = [{"text": "a", "v": large}]
-    for name, rows in {"alone/one": few * 5000 + many, "both/first": few, "both/second": many}.items():
+    for name, rows in {"alone/one": few * MOST_BATCH_ROWS + many, "both/first": few, "both/second": many}.items():
         path = tmp_path / f"{name}.jsonl"
         path.parent.mkdir(exist_ok=True)
         path.write_text("\n".join(map(json.dumps, rows)))
