@@ -37,8 +37,8 @@ ROWS = st.lists(
 @pytest.fixture(scope="module", autouse=True)
 def _small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (arrow_files, text_files):
-            patch.setattr(module, "MOST_BATCH_ROWS", 3)
+        for module, name in ((arrow_files, "MOST_ROWS"), (text_files, "MOST_BATCH_ROWS")):
+            patch.setattr(module, name, 3)
         yield
 
 
