@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from datetime import date
 from typing import Any
 
-from jinja2 import StrictUndefined, nodes, pass_eval_context
+from jinja2 import StrictUndefined, nodes, pass_context, pass_eval_context
 from jinja2.filters import FILTERS, make_attrgetter
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
@@ -36,6 +36,13 @@ _OF_THE_CLOCK = frozenset({"now", "today", "utcnow"})
 
 _WIDENING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 """Methods of texts that make one as wide as is asked for."""
+
+
+_STEP = "one step"
+"""A filter that no template can name. Of what Jinja can call, filters take the least time."""
+
+_steps = threading.local()
+"""Of the template that this thread renders: how many are left."""
 
 
 class TooMuchError(Exception):
@@ -68,21 +75,12 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["indent"] = lambda s, width=4, first=False, blank=False: FILTERS["indent"](
             s, _narrow(width), first, blank
         )
-        self._steps = threading.local()
+        self.filters[_STEP] = _take_step
 
-    def begin(self) -> None:
+    @staticmethod
+    def begin() -> None:
         """Count the steps of this thread's next template from here."""
-        self._steps.left = MOST_STEPS
-
-    def take_step(self) -> None:
-        """Count one step.
-
-        Raises:
-            TooMuchError: It is one too many.
-        """
-        self._steps.left -= 1
-        if self._steps.left < 0:
-            raise TooMuchError(f"takes more than {MOST_STEPS} steps of its loops")
+        _steps.left = MOST_STEPS
 
     @staticmethod
     @override
@@ -121,11 +119,19 @@ def bounded(tree: nodes.Template, environment: TemplateEnvironment) -> nodes.Tem
     _JoinedAsWritten().visit(tree)
     repeated: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)))
     for node in repeated:
-        step = nodes.Call(nodes.EnvironmentAttribute("take_step"), [], [], None, None)
+        step = nodes.Filter(nodes.Const(None), _STEP, [], [], None, None)
         node.body.insert(0, nodes.ExprStmt(step).set_lineno(node.lineno))
     # The nodes that are new must know which one they belong to.
     tree.set_environment(environment)
     return tree
+
+
+@pass_context
+def _take_step(_context: Context, _value: None) -> None:
+    """Count one step. With the context, it is nothing that Jinja would do once when it compiles a template."""
+    _steps.left -= 1
+    if _steps.left < 0:
+        raise TooMuchError(f"takes more than {MOST_STEPS} steps of its loops")
 
 
 @pass_eval_context
