@@ -56,7 +56,7 @@ def test_a_benchmark_that_is_ended_prints_what_it_has_and_leaves_no_process(tmp_
         table, words = benchmark.communicate(timeout=120)
     assert "broken off" in words
     assert "| short answers |" in table
-    assert not psutil.wait_procs(sides, timeout=0)[1]
+    assert not psutil.wait_procs(sides, timeout=30)[1]
 
 
 @pytest.mark.slow  # As above: 2 s.

@@ -113,7 +113,7 @@ def test_status_of_a_finished_job(tmp_path: Path, capsys: Capture) -> None:
 
 def test_status_and_clean_of_a_stopped_job(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path, [f"row {index}" for index in range(100)], max_runtime_sec=3)
-    stopped = job.run("--chunk-records", "10", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.1", LLMENGINE_ECHO_CAPACITY="1")
+    stopped = job.run("--chunk-records", "3", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.1", LLMENGINE_ECHO_CAPACITY="1")
     assert stopped.returncode == ExitCode.PARTIAL
     assert main(["status", "--json", str(job.output)]) == ExitCode.DONE
     status = json.loads(capsys.readouterr().out)

@@ -22,7 +22,7 @@ from airflow_llmengine.worker.share import Share
 from airflow_llmengine.worker.stopping import Stop
 from tests.worker.jobs import Job
 
-PATIENCE_SECONDS = 20
+PATIENCE_SECONDS = 60
 """Far above what the job takes, and far below the pause."""
 
 

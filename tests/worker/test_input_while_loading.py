@@ -38,7 +38,7 @@ def test_records_are_ready_before_the_engine_is(tmp_path: Path, monkeypatch: pyt
         """Loads until all is ready; not for ever, if nothing happens meanwhile."""
 
         async def start(self) -> None:
-            await asyncio.to_thread(all_ready.wait, 10)
+            await asyncio.to_thread(all_ready.wait, 60)
             ready_at_start.append(ready)
 
     monkeypatch.setattr(Share, "next", counting)

@@ -14,6 +14,7 @@ import pytest
 from airflow_llmengine.spec.check import validate_request
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker import look_ahead
 from airflow_llmengine.worker.attempt import AttemptOptions, run_attempt
 from airflow_llmengine.worker.engines.base import Answer, PrefixCache
 from airflow_llmengine.worker.engines.echo import EchoEngine
@@ -25,6 +26,12 @@ from airflow_llmengine.worker.stopping import Stop
 from tests.worker.jobs import Job, text_of
 from tests.worker.prompt_records import prompt_record, work, works
 from tests.worker.test_prefix_order import documents
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need more time to sort than the first records would wait."""
+    monkeypatch.setattr(look_ahead, "ARRANGE_SECONDS", 60.0)
 
 
 class CachingEngine(EchoEngine):

@@ -183,14 +183,14 @@ def test_failures_of_all_replicas_count_for_max_error_rate(tmp_path: Path, monke
 @pytest.mark.slow
 def test_a_worker_that_is_stopped_while_it_loads_gives_its_chunk_back_and_says_that_it_ended(tmp_path: Path) -> None:
     job = Job(tmp_path, ["row"] * 5)
-    worker = job.start("--series", "one", LLMENGINE_ECHO_LOAD_SECONDS="60")
+    worker = job.start("--series", "one", LLMENGINE_ECHO_LOAD_SECONDS="600")
     heartbeats = tmp_path.glob
     while not any(
         b"loading the model" in path.read_bytes() for path in heartbeats("output.json.job/*/replicas/0.json")
     ):
         time.sleep(0.05)
     worker.send_signal(signal.SIGTERM)
-    worker.communicate(timeout=20)
+    worker.communicate(timeout=60)
     assert worker.returncode == ExitCode.PARTIAL
     (beat,) = (json.loads(path.read_bytes()) for path in heartbeats("output.json.job/*/replicas/0.json"))
     assert (beat["phase"], beat["stop_reason"]) == ("partial", "terminated")

@@ -52,7 +52,7 @@ def test_a_killed_worker_loses_what_it_has_not_saved_and_no_more(tmp_path: Path)
     """One chunk of 16 records that takes far longer than ``save_seconds``."""
     job = Job(tmp_path, [f"row {index}" for index in range(16)])
     job.run("--help")
-    slowly = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "0.25", "LLMENGINE_ECHO_CAPACITY": "1"}
+    slowly = {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "1", "LLMENGINE_ECHO_CAPACITY": "1"}
     worker = subprocess.Popen(
         [sys.executable, "-c", WORKER, str(tmp_path / "request.json")],
         env=job.environment(slowly),

@@ -12,6 +12,7 @@ import pytest
 
 from airflow_llmengine.worker.engines import processes
 from airflow_llmengine.worker.engines.processes import available_memory, available_processes, end_processes, hurrying
+from tests.waiting import wait_until
 
 FAMILY = """
 import signal, subprocess, sys, time
@@ -49,10 +50,9 @@ def test_processes_end_with_all_below_them(ignore: str) -> None:
 def test_hurrying_kills_those_below_first() -> None:
     parent, family = start_family()
     with hurrying([parent.pid], 0.1, 30):
-        time.sleep(1)
-        assert alive(family) == family[:1]
+        wait_until(lambda: alive(family) == family[:1], seconds=20)
     with hurrying([parent.pid], 30, 0.1):
-        parent.wait(timeout=10)
+        parent.wait(timeout=20)
 
 
 def test_nobody_is_killed_once_the_end_has_come() -> None:

@@ -47,7 +47,7 @@ def test_a_child_ends_with_a_killed_parent(method: str, switched_on: bool, tmp_p
         assert child.is_running()
         parent.kill()
     if switched_on:
-        child.wait(timeout=10)
+        child.wait(timeout=60)
     else:
         with pytest.raises(psutil.TimeoutExpired):
             child.wait(timeout=2)

@@ -12,7 +12,8 @@ from airflow_llmengine.worker.readers import InputChangedError, InputReader, ope
 from tests.storage.s3_server import Fault, S3Server
 from tests.worker.readers.files import json_lines, request_for, values, zstd
 
-BUCKET = "bucket"
+# Of no other module: buckets stay as long as the process.
+BUCKET = "reader-on-s3"
 RECORDS = [{"prompt": f"{number} {'x' * 1000}"} for number in range(1000)]
 
 
@@ -39,7 +40,7 @@ def test_a_prefix_is_read_and_a_replaced_object_noticed(server: S3Server) -> Non
     assert values(reader.records()) == RECORDS
     reader.check_unchanged()
     put(server, "in/b/c.json", json.dumps(RECORDS[601:]).encode())
-    with pytest.raises(InputChangedError, match=r"s3://bucket/in was changed while the job read it"):
+    with pytest.raises(InputChangedError, match=rf"s3://{BUCKET}/in was changed while the job read it"):
         reader.check_unchanged()
 
 

@@ -90,7 +90,7 @@ def test_a_killed_partitioned_job_goes_on_and_ends_with_each_row_once_and_no_str
     # How often each row had been generated when its chunk was first seen to stand.
     standing: dict[int, int] = {}
     for enough in KILLED_AFTER:
-        worker = job.start(seconds_per_record=0.05)
+        worker = job.start(seconds_per_record=0.15)
         wait_until(partial(job.has_ended_or_generated, worker, enough))
         os.killpg(worker.pid, signal.SIGKILL)
         worker.communicate()
