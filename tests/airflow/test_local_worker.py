@@ -41,7 +41,7 @@ def when(condition: Callable[[], object], action: Callable[[], object]) -> threa
     """Do something from another thread once something is true."""
 
     def wait() -> None:
-        ends_at = time.monotonic() + 20
+        ends_at = time.monotonic() + 60
         while time.monotonic() < ends_at and not condition():
             time.sleep(0.02)
         action()
@@ -53,7 +53,7 @@ def when(condition: Callable[[], object], action: Callable[[], object]) -> threa
 
 def is_gone(pid: int) -> bool:
     """Whether a process has ended, or does so at once: a busy kernel takes a moment to carry a SIGKILL out."""
-    ends_at = time.monotonic() + 5
+    ends_at = time.monotonic() + 30
     while time.monotonic() < ends_at:
         try:
             if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:

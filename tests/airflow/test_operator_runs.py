@@ -445,5 +445,5 @@ def test_no_engine_outlives_a_task_that_was_killed(
                 seconds=600,
             )
         task.kill()
-    wait_until(lambda: not marked_processes(echo_job), seconds=30)
+    wait_until(lambda: not marked_processes(echo_job), seconds=60)
     assert not echo_job.output.exists()

@@ -90,6 +90,16 @@ def running(job: Job) -> Iterator[subprocess.Popen[bytes]]:
     worker.communicate()
 
 
+@pytest.fixture
+def running_long(job: Job) -> Iterator[subprocess.Popen[bytes]]:
+    """Its worker, at work for far longer than the 5 s after which it looks whether it was cancelled."""
+    worker = job.start(**SLOW | {"LLMENGINE_ECHO_SECONDS_PER_RECORD": "1"})
+    wait_until(lambda: job.generations().total() >= 1)
+    yield worker
+    worker.kill()
+    worker.communicate()
+
+
 def handle_of(job: Job) -> dict[str, Any]:
     handle = LLMEngineHook().get(str(job.output)).handle
     assert handle is not None
@@ -182,26 +192,26 @@ def test_a_finished_job_is_not_deferred_for(job: Job) -> None:
 
 @pytest.mark.slow
 def test_past_the_deadline_the_job_is_cancelled_and_its_worker_stops(
-    job: Job, running: subprocess.Popen[bytes]
+    job: Job, running_long: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(DeadlineExceededError, match=r"\d+ of .* records and \d+ of .* chunks are done\.") as late:
         sensor(handle_of(job), max_runtime_sec=1).execute(context())
     assert isinstance(late.value, AirflowFailException)
     assert "cancelled" in str(late.value)
     assert "clear the task that launches it, with a larger max_runtime_sec" in str(late.value)
-    _output, log = running.communicate(timeout=60)
+    _output, log = running_long.communicate(timeout=60)
     assert b"past the deadline of the sensor dag/wait" in log
     assert not job.output.exists()
     assert 1 <= job.generations().total() < RECORDS
 
 
 @pytest.mark.slow
-def test_the_trigger_cancels_by_itself(job: Job, running: subprocess.Popen[bytes]) -> None:
+def test_the_trigger_cancels_by_itself(job: Job, running_long: subprocess.Popen[bytes]) -> None:
     given = context()
     deferred = defer(sensor(handle_of(job), max_runtime_sec="3", deferrable=True), given)
     event = fired(deferred.trigger)
     assert event["outcome"] == "deadline"
-    running.communicate(timeout=60)
+    running_long.communicate(timeout=60)
     assert not job.output.exists()
     cancelled = LLMEngineHook().get(str(job.output)).cancelled
     with pytest.raises(DeadlineExceededError, match="It was cancelled"):

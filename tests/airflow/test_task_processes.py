@@ -140,7 +140,7 @@ def test_sigkill_of_the_task_ends_its_worker_which_saves(task: Task, monkeypatch
     supervisor = task.start()
     task.wait_for_records(5)
     task.task_of(supervisor).kill()
-    wait_until(lambda: not task.workers(), seconds=20)
+    wait_until(lambda: not task.workers(), seconds=60)
     state, log = task.end(supervisor)
     # The scheduler, which is not there, would see to the retry.
     assert state == "running", log
@@ -155,7 +155,7 @@ def test_sigkill_of_supervisor_and_task_leaves_nothing(task: Task, monkeypatch: 
     supervisor.kill()
     running.kill()
     supervisor.communicate()
-    wait_until(lambda: not task.workers(), seconds=20)
+    wait_until(lambda: not task.workers(), seconds=60)
     assert not task.job.output.exists()
     task.finish(monkeypatch)
 
@@ -170,7 +170,7 @@ def test_a_cleared_task_is_ended_and_the_next_attempt_goes_on(task: Task, monkey
     assert said.startswith("restarting"), log
     state, log = task.end(supervisor)
     assert state == "restarting", log
-    wait_until(lambda: not task.workers(), seconds=20)
+    wait_until(lambda: not task.workers(), seconds=60)
     assert not task.job.output.exists()
     task.finish(monkeypatch)
 

@@ -103,7 +103,7 @@ def read(path: Path) -> bytes:
 def test_a_committed_record_is_never_generated_again(tmp_path: Path) -> None:
     """Case 17: 100 rows, SIGKILL after 50, then a retry."""
     job = Job(tmp_path, [f"row {index}" for index in range(100)])
-    worker = job.start("--chunk-records", "10", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.05", LLMENGINE_ECHO_CAPACITY="1")
+    worker = job.start("--chunk-records", "10", LLMENGINE_ECHO_SECONDS_PER_RECORD="0.1", LLMENGINE_ECHO_CAPACITY="1")
     deadline = time.monotonic() + 60
     while job.generations().total() < 50 and time.monotonic() < deadline:
         time.sleep(0.02)

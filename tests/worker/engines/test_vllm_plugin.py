@@ -60,7 +60,7 @@ from airflow_llmengine.worker.engines import vllm_plugin
 
 def deaf():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(60)
+    time.sleep(600)
 
 def engine():
     vllm_plugin.CHILDREN_SECONDS = 1.0
@@ -72,7 +72,7 @@ def engine():
 if __name__ == "__main__":
     process = multiprocessing.get_context("spawn").Process(target=engine)
     process.start()
-    process.join(30)
+    process.join(120)
     print(process.exitcode)
 """
 
@@ -84,7 +84,7 @@ def test_a_process_that_fails_does_not_wait_for_a_deaf_child_for_ever(tmp_path: 
     began = time.monotonic()
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "3", done.stderr
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
 
 
 def test_a_process_that_nobody_started_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
