@@ -78,7 +78,9 @@ def _stats(options: argparse.Namespace) -> int:
     require_parquet()
     from airflow_llmengine.worker.answer_cache.upkeep import look_at_cache
 
-    origins = look_at_cache(open_storage(options), options.path)
+    found = look_at_cache(open_storage(options), options.path)
+    # On a file system the folder of what was pruned is still there.
+    origins = [origin for origin in found if origin.files or origin.about is not None]
     if options.json:
         say(json.dumps({"origins": [_as_json(origin) for origin in origins], **_sums(origins)}))
     else:

@@ -197,6 +197,14 @@ def test_stats_for_people_and_programs(cache: Location, capsys: pytest.CaptureFi
     assert told["origins"][1]["oldest"] == WRITTEN
 
 
+def test_nothing_is_told_of_what_was_pruned_as_a_whole(cache: Location, capsys: pytest.CaptureFixture[str]) -> None:
+    put(origin(cache, "one"), range(10), written=WRITTEN)
+    assert run("prune", cache.url, "--max-bytes", "1") == ExitCode.DONE
+    capsys.readouterr()
+    assert run("stats", cache.url) == ExitCode.DONE
+    assert capsys.readouterr().out == "in all: 0 answers, 0 bytes in 0 files\n"
+
+
 def test_prune_tells_what_it_did(cache: Location, capsys: pytest.CaptureFixture[str]) -> None:
     folder = origin(cache, "one")
     put(folder, range(10), written=WRITTEN)
