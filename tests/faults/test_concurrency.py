@@ -10,6 +10,7 @@ import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.storage.filesystem import Storage
+from tests.faults import runner
 from tests.faults.faulty_storage import QUICK, kind_of
 from tests.faults.invariants import check
 from tests.faults.plan import (
@@ -61,6 +62,12 @@ def run_whole(plan: Plan, folder: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is silent for a second is not taken for dead: a busy machine may do nothing for so long."""
+    monkeypatch.setattr(runner, "SILENCE_SECONDS", 30.0)
+
+
 def outcomes(run: Run, name: str) -> list[ExitCode | None]:
     return [
         attempt.process.exit_code if attempt.outcome is None else attempt.outcome.exit_code
@@ -86,16 +93,19 @@ def test_two_jobs_on_one_output_path_leave_one_whole_output(tmp_path: Path) -> N
     assert outcomes(run, "other job") == [ExitCode.DONE]
 
 
+@pytest.mark.usefixtures("nobody_dies")
 def test_two_attempts_of_one_replica_generate_nothing_twice_that_the_first_saved(tmp_path: Path) -> None:
     stage = replicas(2)
     stage = replace(stage, attempts=(*stage.attempts, AttemptPlan(0, starts_after=0.1)))
-    run = run_whole(replace(JOB, seconds_per_record=0.03, stages=(stage,)), tmp_path)
-    assert "a later attempt of replica 0 has begun" in messages(run, "replica 0")
+    run = run_whole(replace(JOB, seconds_per_record=0.15, stages=(stage,)), tmp_path)
+    # Which has no last word where its time to save is over first.
+    assert ExitCode.PARTIAL in outcomes(run, "replica 0")
     # The later one has what the earlier one had saved; what was in flight is lost.
     assert answers(run).total() <= RECORDS + 2 * JOB.capacity
     assert outcomes(run, "collect")[0] is ExitCode.DONE
 
 
+@pytest.mark.usefixtures("nobody_dies")
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_replicas_that_finish_at_the_same_instant_make_one_output(tmp_path: Path, count: int) -> None:
     """Without a launcher's collect, too: each of several single attempts puts the output together itself."""
@@ -109,6 +119,7 @@ def test_replicas_that_finish_at_the_same_instant_make_one_output(tmp_path: Path
     assert answers(run).total() == count * 4
 
 
+@pytest.mark.usefixtures("nobody_dies")
 def test_a_replica_that_never_starts_holds_nobody_up(tmp_path: Path) -> None:
     stage = replicas(3)
     run = run_whole(replace(JOB, stages=(replace(stage, attempts=stage.attempts[:2]),)), tmp_path)
@@ -223,6 +234,7 @@ def test_a_commit_whose_answer_is_lost_for_good_is_not_made_again(tmp_path: Path
     assert set(chunks.values()) == {1}
 
 
+@pytest.mark.usefixtures("nobody_dies")
 def test_clocks_that_are_hours_apart_and_jump_change_nothing(tmp_path: Path) -> None:
     ahead = AttemptPlan(0, clock_offset=7200, clock_jump=(0.05, -36000))
     behind = AttemptPlan(1, clock_offset=-7200, clock_jump=(0.05, 36000))
@@ -231,6 +243,7 @@ def test_clocks_that_are_hours_apart_and_jump_change_nothing(tmp_path: Path) -> 
     assert answers(run).total() == RECORDS
 
 
+@pytest.mark.usefixtures("nobody_dies")
 def test_listings_that_lag_cost_no_record(tmp_path: Path) -> None:
     late = [AttemptPlan(replica, listing_lag=1.0) for replica in range(3)]
     run = run_whole(replace(JOB, stages=(replicas(3, *late),)), tmp_path)
@@ -239,8 +252,9 @@ def test_listings_that_lag_cost_no_record(tmp_path: Path) -> None:
 
 
 def test_a_deadline_keeps_what_is_finished(tmp_path: Path) -> None:
-    plan = replace(JOB, records=160, seconds_per_record=0.05, max_runtime_sec=1)
+    records = 100
+    plan = replace(JOB, records=records, seconds_per_record=0.2, max_runtime_sec=3)
     run = run_whole(replace(plan, stages=(replicas(2),)), tmp_path)
     assert set(outcomes(run, "replica")[:2]) == {ExitCode.PARTIAL}
     assert "max_runtime_sec" in messages(run, "replica 0 #1")
-    assert answers(run).total() <= 160 + 2 * 2 * JOB.capacity
+    assert answers(run).total() <= records + 2 * 2 * JOB.capacity
