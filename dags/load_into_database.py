@@ -60,6 +60,8 @@ def load_into_database() -> None:
             "columns": ["ticket_id"],
             "error_column": "error",
         },
+        # Without it a small model may write white space until max_tokens ends it.
+        engine_args={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
     )
     # --8<-- [end:operator]
 

@@ -61,6 +61,8 @@ def review_sentiment() -> None:
             "output_schema": Sentiment,
             "error_column": "error",
         },
+        # Without it a small model may write white space until max_tokens ends it.
+        engine_args={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
     )
     # --8<-- [end:operator]
 

@@ -54,6 +54,8 @@ def ticket_triage() -> None:
             "output_schema": Triage,
             "columns": ["ticket_id"],
         },
+        # Without it a small model may write white space until max_tokens ends it.
+        engine_args={"structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True}},
     )
     def triage(*, ds: str) -> list[dict[str, Any]]:
         """The day's tickets."""
