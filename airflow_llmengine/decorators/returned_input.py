@@ -9,6 +9,9 @@ from typing import Any
 from airflow_llmengine.decorators.rows import encode_rows
 from airflow_llmengine.exceptions import RequestRefusedError
 
+_FRAMES = frozenset({"DataFrame", "LazyFrame", "RecordBatch", "Table"})
+"""Types of pandas, polars, Spark and Arrow that hold rows, and that are not iterated over by row."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReturnedInput:
@@ -31,7 +34,7 @@ def read_returned(value: Any, *, source: str, storage_conn_id: str | None) -> Re
     Raises:
         RequestRefusedError: It is nothing that an input can be made of.
     """
-    from os import PathLike
+    from os import PathLike, fsdecode
 
     from airflow.sdk import ObjectStoragePath
 
@@ -40,7 +43,14 @@ def read_returned(value: Any, *, source: str, storage_conn_id: str | None) -> Re
     if isinstance(value, ObjectStoragePath):
         return ReturnedInput({"input_data_path": _url(value, source, storage_conn_id)})
     if isinstance(value, str | PathLike):
-        return ReturnedInput({"input_data_path": str(value)})
+        # An asset's is its URI.
+        return ReturnedInput({"input_data_path": fsdecode(value)})
+    if type(value).__name__ in _FRAMES:
+        raise RequestRefusedError(
+            f"{source} returned a {type(value).__name__}: let it write that to a file and return the path, which keeps "
+            'the types; or return the rows as dictionaries, as to_dict("records") of pandas, to_dicts() of polars and '
+            "to_pylist() of Arrow give them."
+        )
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray | set | frozenset):
         return ReturnedInput({}, encode_rows(value, source))
     raise RequestRefusedError(

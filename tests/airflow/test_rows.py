@@ -69,6 +69,28 @@ def test_values_of_numpy_and_pandas_are_pythons_and_missing_ones_null() -> None:
     ]
 
 
+def test_times_of_numpy_in_nanoseconds_are_times_and_no_numbers() -> None:
+    rows = [
+        {"at": numpy.datetime64("2026-01-05T03:00:00.000005", "ns")},
+        {"at": numpy.datetime64("NaT", "ns")},
+        {"at": numpy.array(["2026-01-05", "NaT"], "datetime64[ns]")},
+        {"at": pandas.Series(pandas.to_datetime(["2026-01-05"], utc=True))},
+        {"at": numpy.datetime64("2026-01-05")},
+    ]
+    assert [row["at"] for row in encoded(*rows)] == [
+        "2026-01-05T03:00:00.000005",
+        None,
+        ["2026-01-05T00:00:00", None],
+        ["2026-01-05T00:00:00+00:00"],
+        "2026-01-05",
+    ]
+
+
+def test_what_is_missing_is_null_in_every_form() -> None:
+    missing = [pandas.NA, pandas.array([None], dtype="Int64")[0], decimal.Decimal("NaN"), decimal.Decimal("sNaN")]
+    assert encoded({"a": missing}) == [{"a": [None] * len(missing)}]
+
+
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
@@ -78,6 +100,9 @@ def test_values_of_numpy_and_pandas_are_pythons_and_missing_ones_null() -> None:
         ({"a": b"PRIVATE"}, "row 2 of what make returned has a value of the type bytes in column 'a'"),
         ({"a": [{"b": {"PRIVATE"}}]}, "a value of the type set in column 'a'"),
         ({"a": float("inf")}, "is infinite in column 'a'"),
+        ({"a": datetime.timedelta(1)}, "a value of the type timedelta in column 'a'"),
+        ({"a": numpy.timedelta64(5, "ns")}, "a value of the type timedelta64 in column 'a'"),
+        ({"a": numpy.array([5], "timedelta64[ns]")}, "a value of the type ndarray in column 'a'"),
     ],
 )
 def test_what_json_has_no_form_for_is_refused_by_place_and_not_quoted(row: Any, sentence: str) -> None:
