@@ -199,6 +199,7 @@ class LLMEngineHook(BaseHook):
         engine_args: Mapping[str, Any] | str | None = None,
         table: Table | Mapping[str, Any] | str | None = None,
         before_writing: Callable[[], None] | None = None,
+        is_sibling: Callable[[str], bool] | None = None,
     ) -> Launch:
         """Validate a request and launch its job: decide what an attempt works on, and write it down for workers.
 
@@ -212,6 +213,8 @@ class LLMEngineHook(BaseHook):
             table: How rows become records, and results columns, as the operator takes it.
             before_writing: Called once it is sure that something has to run, before anything is written down; what it
                 raises ends the launch.
+            is_sibling: Tells of a series of attempts whether it has an output beside this one's, though its owner is
+                the same, as mapped tasks of one run do. What such a one made of something else is not replaced.
 
         Returns:
             The launch. If its ``manifest`` is set, the job is done and nothing has to run.
@@ -237,6 +240,7 @@ class LLMEngineHook(BaseHook):
                     engine_args=further,
                     table=rows,
                     before_writing=before_writing,
+                    is_sibling=is_sibling,
                 )
         except LaunchRefusedError as error:
             raise LaunchForbiddenError(str(error)) from error

@@ -26,6 +26,15 @@ def series_of(ti: Any) -> str:
     return "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, ti.max_tries)))
 
 
+def are_siblings(series: str, other: str) -> bool:
+    """Whether two series of attempts are of two mapped tasks of one run.
+
+    Those of a task that was cleared since are not: what it is mapped over may have changed, and the indexes with it.
+    """
+    one, two = series.rsplit("/", 2), other.rsplit("/", 2)
+    return len(one) == len(two) == 3 and (one[0], one[2]) == (two[0], two[2]) and one[1] != two[1]
+
+
 def inline_limit(hook: LLMEngineHook) -> int:
     """Bytes of ``content`` that go along with the request; none where the request is seen by whoever sees a pod."""
     if hook.settings.launcher == "kubernetes":
@@ -74,6 +83,7 @@ def launch(
             engine_args=options.engine_args,
             table=options.table,
             before_writing=work_out,
+            is_sibling=lambda other: are_siblings(series, other),
         )
     if launched.manifest is None:
         _tell_launch(launched, request, log, local=hook.settings.launcher == "local")

@@ -74,6 +74,7 @@ def launch_job(
     table: Table | None = None,
     now: float | None = None,
     before_writing: Callable[[], None] | None = None,
+    is_sibling: Callable[[str], bool] | None = None,
 ) -> Launch:
     """Decide what an attempt works on, and write it down for its workers.
 
@@ -90,6 +91,8 @@ def launch_job(
         now: Seconds since the epoch, for tests; the clock's time by default.
         before_writing: Called once it is sure that something has to run, before anything is written down; what it
             raises ends the launch.
+        is_sibling: Tells of a series of attempts whether it has an output beside this one's, though its owner is the
+            same, as mapped tasks of one run do. What such a one made of something else is not replaced.
 
     Raises:
         LaunchRefusedError: See the message.
@@ -120,6 +123,8 @@ def launch_job(
 
     if not overwrite:
         _refuse_foreign_output(directory, manifest, current, owner)
+        if is_sibling is not None and current is not None and current.fingerprint != job_fingerprint:
+            _refuse_output_of_sibling(directory, current, is_sibling)
 
     if before_writing is not None:
         before_writing()
@@ -259,6 +264,17 @@ def _refuse_foreign_output(
     holder = current.owner if current is not None else manifest.owner if manifest is not None else owner
     if holder != owner:
         raise LaunchRefusedError(f"{url} belongs to {holder}, not to {owner}: {how}.")
+
+
+def _refuse_output_of_sibling(
+    directory: JobDirectory, current: CurrentJob, is_sibling: Callable[[str], bool]
+) -> None:
+    """Refuse to let the last of several tasks be the only one whose output is left."""
+    if is_sibling(current.series):
+        raise LaunchRefusedError(
+            f"{directory.output.url} is the output of another mapped task of this run, too, and one would replace the "
+            "other's: give each its own output_data_path, for example with {{ ti.map_index }} in it, or overwrite=True."
+        )
 
 
 def _generation(

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -95,6 +96,22 @@ def test_another_tasks_output_is_refused_unless_it_may_be_overwritten(echo_job: 
     assert len(echo_job.texts()) == 12
     result = run(echo_job.operator(task_id="other", overwrite="{{ 'True' }}"), other)
     assert result["records"] == 1
+
+
+def test_a_mapped_task_does_not_replace_what_another_of_its_run_made(echo_job: EchoJob, tmp_path: Path) -> None:
+    other = EchoJob(tmp_path / "other", ["other"])
+
+    def mapped(map_index: int, job: EchoJob, **context: Any) -> dict[str, Any]:
+        return run(job.operator(output_data_path=str(echo_job.output)), task_context(map_index=map_index, **context))
+
+    first = mapped(0, echo_job)
+    with pytest.raises(LaunchForbiddenError, match=r"of another mapped task of this run, .* \{\{ ti\.map_index \}\}"):
+        mapped(1, other)
+    assert len(echo_job.texts()) == 12
+    assert mapped(1, echo_job) == first, "the same job is answered from storage"
+    # After a clear the indexes may be of other things, and another run is another time.
+    assert mapped(1, other, max_tries=3)["records"] == 1
+    assert mapped(0, echo_job, run_id="run-2")["records"] == 12
 
 
 def test_a_file_that_is_not_ours_is_refused(echo_job: EchoJob) -> None:

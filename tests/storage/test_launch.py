@@ -216,6 +216,26 @@ def test_another_tasks_output_is_refused_unless_told(place: Path) -> None:
     assert launch(place, owner="dag/two", fields=changed, overwrite=True).handle.generation == 2
 
 
+def test_what_a_sibling_made_of_something_else_is_not_replaced(place: Path) -> None:
+    changed = {"model_config": {"model": "other"}}
+    asked = []
+
+    def is_sibling(series: str) -> bool:
+        asked.append(series)
+        return series == "s1"
+
+    first = launch(place, is_sibling=is_sibling)
+    assert asked == []
+    for _ in ("at work", "done"):
+        with pytest.raises(LaunchRefusedError, match="is the output of another mapped task of this run, too"):
+            launch(place, series="s2", fields=changed, is_sibling=is_sibling)
+        assert launch(place, series="s2", is_sibling=is_sibling).handle == first.handle, "the same job is no rival"
+        manifest = finish(place, launch(place).handle)
+    assert JobDirectory(Storage(), str(place / "out.json")).valid_manifest() == manifest
+    assert launch(place, series="s2", fields=changed, is_sibling=is_sibling, overwrite=True).handle.generation == 2
+    assert launch(place, series="s3", fields={"model_config": {"model": "m3"}}, is_sibling=is_sibling).manifest is None
+
+
 @pytest.mark.parametrize("spelling", ["{place}/in.jsonl", "file://{place}/in.jsonl", "{place}/x/../in.jsonl"])
 def test_output_equal_to_input_is_refused_however_it_is_spelt(place: Path, spelling: str) -> None:
     with pytest.raises((LaunchRefusedError, ValueError), match="input"):
