@@ -63,4 +63,6 @@ def fill_asset_events(context: Context, outlets: Iterable[Any], manifest: Manife
 def _asset_of(path: str) -> Asset:
     from airflow.sdk import Asset
 
+    # Airflow drops what follows a mark of a query or fragment, and two outputs would be one asset.
+    path = path.replace("?", "%3F").replace("#", "%23")
     return Asset(path if "://" in path else f"file://{path}")
