@@ -14,7 +14,7 @@ MAX_SLUG_LENGTH = 100
 """Most characters of a slug: file systems take 255 bytes for each part of a path, and it is only a part of one."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]+")
-_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?")
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
 
 
 class Run(Protocol):

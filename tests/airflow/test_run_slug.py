@@ -53,6 +53,11 @@ def test_a_date_in_another_zone_is_the_same_point_in_time() -> None:
     assert run_slug(Run(logical_date=MORNING.astimezone(timezone(timedelta(hours=9))))) == "20260105T030000"
 
 
+def test_keys_that_no_point_in_time_tells_apart_are_no_points_in_time() -> None:
+    keys = ["2026-01-05T03:00:00.000001", "2026-01-05T03:00:00.0000012", "2026-01-05T03:00:00.0000013"]
+    assert len({run_slug(Run(partition_key=key)) for key in keys}) == 3
+
+
 @pytest.mark.parametrize("key", ["2026-01-05", "2026-01-05T03", "region=eu", "2026-W01", "a.b_c"])
 def test_what_is_safe_already_stays_as_it_is(key: str) -> None:
     assert run_slug(Run(partition_key=key)) == key
