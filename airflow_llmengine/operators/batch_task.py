@@ -12,6 +12,7 @@ from airflow_llmengine.hooks.llmengine import LLMEngineHook, read_table
 from airflow_llmengine.operators.attempt_options import TaskOptions, parse_cache_path
 from airflow_llmengine.operators.mapping import VerbatimPartial, gather
 from airflow_llmengine.operators.request_arguments import (
+    Copies,
     GatheredRequest,
     has_template,
     placeholders,
@@ -166,7 +167,8 @@ class BatchTaskMixin(BaseOperator):
             "nodes_per_worker": nodes_per_worker,
         }
         given = {name: value for name, value in fields.items() if value is not None}
-        self.request, self._originals = _assemble(request, given, kwargs.get("default_args") or {})
+        self._copies = Copies()
+        self.request = _assemble(request, given, kwargs.get("default_args") or {}, self._copies)
         self.llmengine_conn_id = llmengine_conn_id
         self.if_done = if_done
         self.overwrite = overwrite
@@ -175,7 +177,7 @@ class BatchTaskMixin(BaseOperator):
         self.cache_path = cache_path
         self.table = protect_table(table)
         if isinstance(self.table, Mapping):
-            self._originals.append((self.table, table))
+            self._copies.note(self.table, table)
         self._ended_by_airflow = False
         self._refuse_early()
 
@@ -188,7 +190,7 @@ class BatchTaskMixin(BaseOperator):
     ) -> Any:
         """Render a template, or what holds templates; as Airflow does, but for the user's text."""
         # What a mapped task gets from an XCom is data and not a template, and this is a copy of it.
-        if seen_oids and any(copy is content and id(original) in seen_oids for copy, original in self._originals):
+        if seen_oids and self._copies.is_of_one(content, seen_oids):
             return content
         rendered = super().render_template(content, context, jinja_env, seen_oids)
         # What an XCom brought holds the user's text, too.
@@ -249,9 +251,12 @@ class BatchTaskMixin(BaseOperator):
 
 
 def _assemble(
-    request: Mapping[str, Any] | XComArg | None, fields: Mapping[str, Any], default_args: Mapping[str, Any]
-) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The one request out of both ways to give it, and which parts of it are copies of what.
+    request: Mapping[str, Any] | XComArg | None,
+    fields: Mapping[str, Any],
+    default_args: Mapping[str, Any],
+    copies: Copies,
+) -> Any:
+    """The one request out of both ways to give it; notes which parts of it are copies of what.
 
     Airflow has filled the arguments that were not given from ``default_args`` already; what was given goes before it,
     also when it was given as a part of ``request``, or to ``partial()``.
@@ -268,10 +273,10 @@ def _assemble(
                 f"default_args gives {', '.join(defaults)}, and the request comes whole from another task: give the "
                 "fields one by one, or take them out of default_args."
             )
-        return request, []
+        return request
     given = {**defaults, **(request or {}), **explicit}
     protected = protect(given)
-    copies = [(protected, request)]
+    copies.note(protected, request)
     if protected.get("model_config") is not given.get("model_config"):
-        copies.append((protected["model_config"], given["model_config"]))
-    return protected, copies
+        copies.note(protected["model_config"], given["model_config"])
+    return protected

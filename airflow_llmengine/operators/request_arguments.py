@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import XComArg
@@ -105,6 +105,26 @@ class Verbatim(ResolveMixin):
         return isinstance(other, Verbatim) and (self.value, self.private) == (other.value, other.private)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Copies:
+    """Parts of a task's arguments, and what each is a copy of.
+
+    In no attribute that can be listed: a lineage of all that a task holds would show the user's text.
+    """
+
+    __slots__ = ("_pairs",)
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def note(self, copy: Any, original: Any) -> None:
+        """Note what a part is a copy of."""
+        self._pairs.append((copy, original))
+
+    def is_of_one(self, part: Any, ids: Container[int]) -> bool:
+        """Whether a part is the copy of something that has one of these ``id``s."""
+        return any(copy is part and id(original) in ids for copy, original in self._pairs)
 
 
 class GatheredRequest(dict[str, Any]):

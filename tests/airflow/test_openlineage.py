@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 
 from airflow_llmengine.exceptions import StorageRefusedError, TooManyFailedRecordsError
 from airflow_llmengine.hooks.openlineage_names import dataset_name
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
 from tests.airflow.operators_in_tests import EchoJob, connection, run
 from tests.airflow.test_group_tasks import Tasks
 
@@ -103,6 +105,24 @@ def test_prompts_are_in_no_lineage(echo_job: EchoJob) -> None:
     told = lineage_of(task)
     assert (told["inputs"], told["records"]) == ([], 3)
     assert "PRIVATE" not in json.dumps(told)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_prompts_are_in_no_lineage_of_all_that_a_task_holds(echo_job: EchoJob, whole: bool) -> None:
+    """As ``[openlineage] include_full_task_info`` makes it."""
+    utils = pytest.importorskip("airflow.providers.openlineage.utils.utils")
+    serde = pytest.importorskip("openlineage.client.serde").Serde
+    fields = {
+        "content": {"prompts": ["PRIVATE"], "max_new_tokens": 4, "temperature": 0},
+        "output_data_path": str(echo_job.output),
+        "model_config": {"model": "stand-in"},
+    }
+    with DAG("dag", schedule=None):
+        task = LLMEngineBatchCompletionsOperator(task_id="job", **({"request": fields} if whole else fields))
+    run(task)
+    told = serde.to_json(dict(utils.TaskInfoComplete(task)))
+    assert str(echo_job.output) in told
+    assert "PRIVATE" not in told
 
 
 def test_a_failure_says_what_was_written_if_something_was(echo_job: EchoJob) -> None:
