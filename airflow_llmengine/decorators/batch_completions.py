@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
 
@@ -77,19 +77,40 @@ class LLMEngineBatchCompletionsDecoratedOperator(DecoratedOperator, LLMEngineBat
             self.request = protect(fields)
         return super().execute(context)
 
+    def defer(self, *, kwargs: dict[str, Any] | None = None, **arguments: Any) -> NoReturn:
+        """Defer, and take along where the input is: the function is not called again."""
+        from airflow_llmengine.storage.urls import redact
+
+        path = self.request.get("input_data_path") if isinstance(self.request, Mapping) else None
+        known = {"input_data_path": redact(path)} if isinstance(path, str) else {}
+        super().defer(kwargs={**(kwargs or {}), **known}, **arguments)
+
+    def trigger_reentry(
+        self,
+        context: Context,
+        event: dict[str, Any],
+        attempt: Mapping[str, Any] | None = None,
+        input_data_path: str | None = None,
+    ) -> Any:
+        """Go on when the trigger has fired; see ``WorkerPodMixin``. The input's place is for what is told of the task."""
+        if input_data_path is not None and isinstance(self.request, Mapping):
+            self.request = {**self.request, "input_data_path": input_data_path}
+        return super().trigger_reentry(context, event, attempt)
+
     def _place_of_rows(self, hook: LLMEngineHook, request: Mapping[str, Any], rows: bytes) -> str:
         """Where the rows will be: beside the output."""
+        from airflow_llmengine.hooks.llmengine import read_table
         from airflow_llmengine.operators.staging import place_of_input
 
-        table = unwrap(self.table)
-        if table and not rows:
+        table = read_table(unwrap(self.table))
+        if table is not None and not rows:
             raise RequestRefusedError(
                 f"{self.python_callable.__name__} returned no rows, and without any a table has no columns: let it "
                 "raise AirflowSkipException where there is nothing to do."
             )
-        if isinstance(table, Mapping) and table.get("input_format") not in (None, "jsonl"):
+        if table is not None and table.input_format not in (None, "jsonl"):
             raise RequestRefusedError(
-                f"table.input_format is {table['input_format']}, and {self.python_callable.__name__} returned rows, "
+                f"table.input_format is {table.input_format}, and {self.python_callable.__name__} returned rows, "
                 "which are written as JSON lines: leave it out."
             )
         output = request.get("output_data_path")

@@ -8,8 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas  # type: ignore[import-untyped]
+import pyarrow
 import pytest
 from airflow.sdk import DAG, Asset, ObjectStoragePath, task
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_llmengine.decorators.batch_completions import (
@@ -26,6 +29,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*cannot be called outside")
 
 MODEL = {"model": "stand-in"}
 TABLE: dict[str, Any] = {"prompt": "{{ text }}", "parameters": {"max_tokens": 20}}
+# As another task's text gives it: nothing of it is known before.
+TABLE_OF_CSV = "{{ " + repr(json.dumps({**TABLE, "input_format": "csv"})) + " }}"
 CONTENT = {"prompts": ["PRIVATE {{ x }}"], "max_new_tokens": 4, "temperature": 0}
 
 
@@ -92,6 +97,7 @@ def test_airflow_has_it_by_its_name(dag: DAG) -> None:
 def test_a_path_is_the_input(launches: list[dict[str, Any]]) -> None:
     for path in ("in.jsonl", Path("in.jsonl"), {"input_data_path": "in.jsonl"}):
         assert requested(launches, path)["input_data_path"] == "in.jsonl"
+    assert requested(launches, Asset("rows", uri="s3://bucket/x.jsonl"))["input_data_path"] == "s3://bucket/x.jsonl"
     assert requested(launches, ObjectStoragePath("file:///in/x.jsonl"))["input_data_path"] == "file:///in/x.jsonl"
     stored = ObjectStoragePath("s3://store@bucket/in/x.jsonl")
     assert requested(launches, stored)["input_data_path"] == "s3://bucket/in/x.jsonl"
@@ -130,6 +136,9 @@ def test_content_that_it_returns_is_not_shown(launches: list[dict[str, Any]]) ->
         (5, {}, "type int"),
         (b"x", {}, "type bytes"),
         ({"x"}, {}, "type set"),
+        (pandas.DataFrame({"x": [1]}), {}, "returned a DataFrame: let it write that to a file and return the path"),
+        (pandas.DataFrame(), {}, "returned a DataFrame"),
+        (pyarrow.table({"x": [1]}), {}, r"returned a Table: .*to_pylist\(\) of Arrow"),
         (["x"], {}, "row 1 of what make returned is of the type str"),
         ({"max_runtime_secs": 5}, {}, "did you mean max_runtime_sec"),
         ({}, {}, "neither input_data_path nor content"),
@@ -137,6 +146,8 @@ def test_content_that_it_returns_is_not_shown(launches: list[dict[str, Any]]) ->
         ([{}], {"output_data_path": None}, "output_data_path: is required"),
         ([], {"table": TABLE}, "make returned no rows, and without any a table has no columns"),
         ([{}], {"table": {**TABLE, "input_format": "csv"}}, "input_format is csv, and make returned rows"),
+        ([{}], {"table": TABLE_OF_CSV}, "input_format is csv, and make returned rows"),
+        ([], {"table": TABLE_OF_CSV}, "make returned no rows"),
         ("in.jsonl", {"output_data_path": "out.parquet", "table": UpstreamValue({"prompt": "x"})}, "max_tokens"),
     ],
 )
@@ -221,6 +232,28 @@ def test_it_is_mapped_over_the_functions_arguments(dag: DAG, launches: list[dict
     }
     assert unwrap(job.table) == TABLE
     assert job.multiple_outputs
+
+
+def test_a_task_that_was_deferred_knows_its_input_without_calling_the_function_again(
+    launches: list[dict[str, Any]],
+) -> None:
+    pytest.importorskip("airflow.providers.openlineage")
+
+    def make() -> str:
+        return "https://host/in.parquet?signature=SECRET"
+
+    job = made(make)
+    with pytest.raises(Launched):
+        job.execute(task_context())
+    with pytest.raises(TaskDeferred) as deferred:
+        job.defer(trigger=SimpleNamespace(), method_name="trigger_reentry")
+    assert "SECRET" not in str(deferred.value.kwargs)
+    resumed = made(make)
+    # There was no attempt, of which the rest of the task would be.
+    with pytest.raises(RequestRefusedError, match="deferred by another version"):
+        resumed.trigger_reentry(task_context(), {}, **(deferred.value.kwargs or {}))
+    (dataset,) = resumed.get_openlineage_facets_on_complete(None).inputs
+    assert (dataset.namespace, dataset.name) == ("https://host", "in.parquet")
 
 
 def test_one_decorator_makes_several_tasks(dag: DAG) -> None:
