@@ -51,7 +51,7 @@ def load_into_database() -> None:
     labelled = LLMEngineBatchCompletionsOperator(
         task_id="label_tickets",
         input_data_path="{{ params.tickets }}",
-        output_data_path="{{ params.folder }}/{{ run_id }}.jsonl",
+        output_data_path="{{ params.folder }}/{{ macros.llmengine.run_slug(dag_run) }}.jsonl",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
         table={
             "messages": [{"role": "user", "content": "Which team is this for, and how urgent is it? {{ text }}"}],
@@ -71,7 +71,8 @@ def load_into_database() -> None:
         """Let nothing into the database if too many tickets have no answer; gives the path of those that have."""
         without = job["failed"] + job["truncated"]
         if without > params["most_without_answer"] * job["records"]:
-            raise AirflowFailException(f"{without} of {job['records']} tickets have no answer: {job['failures']}")
+            causes = {**job["failures"], "truncated": job["truncated"]}
+            raise AirflowFailException(f"{without} of {job['records']} tickets have no answer: {causes}")
         return str(job["output_data_path"])
 
     # --8<-- [end:check]
@@ -80,7 +81,8 @@ def load_into_database() -> None:
     @task
     def load(path: str, *, params: dict[str, Any]) -> dict[str, int]:
         """Put all rows into the database, or none: labels, and apart from them the tickets without one."""
-        rows = [json.loads(line) for line in Path(path).read_text().splitlines()]
+        with Path(path).open(encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines]
         labels = [row for row in rows if row["error"] is None]
         rejected = [row for row in rows if row["error"] is not None]
         with closing(sqlite3.connect(Path(params["folder"]) / "tickets.db")) as database, database:

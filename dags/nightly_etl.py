@@ -77,10 +77,10 @@ def nightly_etl() -> None:
     def load(path: str, *, ds: str, params: dict[str, str]) -> int:
         """Put the answers into the table, the day's old ones replaced, and give their number."""
         rows = []
-        for line in Path(path).read_text().splitlines():
-            answer = json.loads(line)
-            if "error" not in answer:
-                rows.append((answer["metadata"]["user"], ds, answer["choices"][0]["message"]["content"]))
+        with Path(path).open(encoding="utf-8") as answers:
+            for answer in map(json.loads, answers):
+                if "error" not in answer:
+                    rows.append((answer["metadata"]["user"], ds, answer["choices"][0]["message"]["content"]))
         with closing(sqlite3.connect(Path(params["folder"]) / "tickets.db")) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS teams (ticket_id TEXT PRIMARY KEY, day TEXT, team TEXT)")
             database.execute("DELETE FROM teams WHERE day = ?", (ds,))

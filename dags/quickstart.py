@@ -59,7 +59,8 @@ def quickstart() -> None:
     def show(result: dict[str, Any]) -> None:
         """Print each prompt beside its completion."""
         records = [json.loads(line) for line in REVIEWS.read_text().splitlines()]
-        answers = [json.loads(line) for line in Path(result["output_data_path"]).read_text().splitlines()]
+        with Path(result["output_data_path"]).open(encoding="utf-8") as lines:
+            answers = [json.loads(line) for line in lines]
         for record, answer in zip(records, answers, strict=True):
             review = record["messages"][0]["content"].partition("\n\n")[2]
             said = answer["choices"][0]["message"]["content"] if "choices" in answer else answer["error"]["message"]

@@ -49,7 +49,7 @@ def review_sentiment() -> None:
     judged = LLMEngineBatchCompletionsOperator(
         task_id="judge_reviews",
         input_data_path=str(REVIEWS),
-        output_data_path="{{ params.folder }}/{{ run_id }}/reviews.parquet",
+        output_data_path="{{ params.folder }}/{{ macros.llmengine.run_slug(dag_run) }}/reviews.parquet",
         model_config={"model": "{{ params.model }}", "max_model_len": 1024},
         table={
             # Over the columns of a row: Airflow leaves these braces alone.
