@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from airflow.sdk import Asset, Context
 
     from airflow_llmengine.spec.manifest import Manifest
+
+_OF_URIS = "".join(sorted(set(string.punctuation) - {"?", "#"})) + " "
+"""What stays as it is in the URI of an asset. Airflow's API server takes ASCII alone, and fails a task that has
+succeeded; what follows a ``?`` or ``#`` Airflow drops, and two outputs would be one asset."""
 
 
 def event_extra(manifest: Manifest) -> dict[str, Any]:
@@ -63,6 +69,5 @@ def fill_asset_events(context: Context, outlets: Iterable[Any], manifest: Manife
 def _asset_of(path: str) -> Asset:
     from airflow.sdk import Asset
 
-    # Airflow drops what follows a mark of a query or fragment, and two outputs would be one asset.
-    path = path.replace("?", "%3F").replace("#", "%23")
+    path = quote(path, safe=_OF_URIS, errors="surrogatepass")
     return Asset(path if "://" in path else f"file://{path}")

@@ -103,17 +103,18 @@ def test_an_alias_stands_for_the_output_itself(echo_job: EchoJob, scheme: str) -
     assert event["extra"] == {**extra_of(echo_job), "output_data_path": path}
 
 
-def test_outputs_whose_names_have_marks_of_a_uri_are_different_assets(echo_job: EchoJob) -> None:
+def test_an_alias_names_what_airflow_takes_and_each_output_by_itself(echo_job: EchoJob) -> None:
     run(echo_job.operator())
     manifest = LLMEngineHook().read_manifest(str(echo_job.output))
     assert manifest is not None
     context = with_events()
-    for path in ("s3://bucket/day#1.parquet", "s3://bucket/day#2.parquet", "/out/day=1?.csv"):
+    for path in ("s3://bucket/day#1.parquet", "s3://bucket/day#2.parquet", "/out/day=1?.csv", "gs://b/für Jürgen%.csv"):
         fill_asset_events(context, [AssetAlias("outputs")], manifest.model_copy(update={"output_data_path": path}))
     assert [event["dest_asset_key"]["uri"] for event in events_of(context)] == [
         "s3://bucket/day%231.parquet",
         "s3://bucket/day%232.parquet",
         "file:///out/day=1%3F.csv",
+        "gs://b/f%C3%BCr J%C3%BCrgen%.csv",
     ]
 
 
