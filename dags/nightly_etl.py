@@ -76,11 +76,9 @@ def nightly_etl() -> None:
     @task
     def load(path: str, *, ds: str, params: dict[str, str]) -> int:
         """Put the answers into the table, the day's old ones replaced, and give their number."""
-        rows = []
-        with Path(path).open(encoding="utf-8") as answers:
-            for answer in map(json.loads, answers):
-                if "error" not in answer:
-                    rows.append((answer["metadata"]["user"], ds, answer["choices"][0]["message"]["content"]))
+        with Path(path).open(encoding="utf-8") as lines:
+            answers = [answer for answer in map(json.loads, lines) if "error" not in answer]
+        rows = [(answer["metadata"]["user"], ds, answer["choices"][0]["message"]["content"]) for answer in answers]
         with closing(sqlite3.connect(Path(params["folder"]) / "tickets.db")) as database, database:
             database.execute("CREATE TABLE IF NOT EXISTS teams (ticket_id TEXT PRIMARY KEY, day TEXT, team TEXT)")
             database.execute("DELETE FROM teams WHERE day = ?", (ds,))

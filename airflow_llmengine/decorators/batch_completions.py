@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
-from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
+import attrs
+from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, _TaskDecorator
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator, refuse_shared_early
 from airflow_llmengine.operators.mapping import gather
-from airflow_llmengine.operators.request_arguments import REQUEST_FIELDS, pool_slots, protect, refuse_misspelt, unwrap
+from airflow_llmengine.operators.request_arguments import (
+    REQUEST_FIELDS,
+    GatheredRequest,
+    pool_slots,
+    protect,
+    refuse_misspelt,
+    unwrap,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -92,7 +100,7 @@ class LLMEngineBatchCompletionsDecoratedOperator(DecoratedOperator, LLMEngineBat
         attempt: Mapping[str, Any] | None = None,
         input_data_path: str | None = None,
     ) -> Any:
-        """Go on when the trigger has fired; see ``WorkerPodMixin``. The input's place is for what is told of the task."""
+        """Go on when the trigger has fired; see ``WorkerPodMixin``. The input's place is only told of."""
         if input_data_path is not None and isinstance(self.request, Mapping):
             self.request = {**self.request, "input_data_path": input_data_path}
         return super().trigger_reentry(context, event, attempt)
@@ -137,6 +145,49 @@ class LLMEngineBatchCompletionsDecoratedOperator(DecoratedOperator, LLMEngineBat
             return super()._launch(hook, request, owner=owner, series=series, options=options)
 
 
+class _BatchTask(_TaskDecorator[Any, Any, LLMEngineBatchCompletionsDecoratedOperator]):
+    """A function with its arguments as a task, before it is called or mapped."""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], arguments: Mapping[str, Any], *, multiple_outputs: bool) -> _BatchTask:
+        """The task of a function."""
+        made = cls(
+            function=function,
+            multiple_outputs=multiple_outputs,
+            operator_class=LLMEngineBatchCompletionsDecoratedOperator,
+            kwargs={},
+        )
+        return made.override(**arguments)
+
+    def override(self, **arguments: Any) -> _BatchTask:
+        """The same with other arguments; those that are None are not given."""
+        refuse_misspelt(self.operator_class, arguments)
+        given = {name: value for name, value in arguments.items() if value is not None or name not in REQUEST_FIELDS}
+        given = gather(given)
+        fields, before = given.get("request"), self.kwargs.get("request")
+        if isinstance(fields, GatheredRequest) and before is not None:
+            if not isinstance(before, GatheredRequest):
+                raise RequestRefusedError(
+                    f"request and {', '.join(fields)} were both given: give the request as one dictionary, or its "
+                    "fields."
+                )
+            given["request"] = GatheredRequest({**before, **fields})
+        return cast("_BatchTask", super().override(**given))
+
+    def expand(self, **mapped: Any) -> Any:
+        """Map over lists and XComs of the function's arguments."""
+        return super(_BatchTask, self._to_map()).expand(**mapped)
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> Any:
+        """Map over a list of the function's arguments, or an XCom."""
+        return super(_BatchTask, self._to_map()).expand_kwargs(kwargs, strict=strict)
+
+    def _to_map(self) -> _BatchTask:
+        # Of a mapped task nothing is made when the DAG is parsed.
+        refuse_shared_early(self.kwargs)
+        return attrs.evolve(self, kwargs={**pool_slots(self.kwargs, self.kwargs), **self.kwargs})
+
+
 def llmengine_batch_task(
     python_callable: Callable[..., Any] | None = None, *, multiple_outputs: bool = True, **kwargs: Any
 ) -> TaskDecorator:
@@ -160,11 +211,8 @@ def llmengine_batch_task(
     Raises:
         RequestRefusedError: The arguments are wrong whatever the function returns; when the DAG is parsed.
     """
-    refuse_misspelt(LLMEngineBatchCompletionsDecoratedOperator, kwargs)
-    given = {name: value for name, value in kwargs.items() if value is not None or name not in REQUEST_FIELDS}
-    return task_decorator_factory(
-        python_callable=python_callable,
-        multiple_outputs=multiple_outputs,
-        decorated_operator_class=LLMEngineBatchCompletionsDecoratedOperator,
-        **gather({**pool_slots(given, given), **given}),
-    )
+
+    def decorate(function: Callable[..., Any]) -> _BatchTask:
+        return _BatchTask.of(function, kwargs, multiple_outputs=multiple_outputs)
+
+    return cast("TaskDecorator", decorate if python_callable is None else decorate(python_callable))

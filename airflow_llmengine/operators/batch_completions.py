@@ -12,7 +12,14 @@ from airflow_llmengine.hooks.job_summary import launched_summary
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.job_result import JobResultMixin
 from airflow_llmengine.operators.launching import launch, series_of
-from airflow_llmengine.operators.request_arguments import has_template, pool_slots
+from airflow_llmengine.operators.request_arguments import (
+    REQUEST_FIELDS,
+    has_template,
+    pool_slots,
+    protect,
+    refuse_early,
+)
+from airflow_llmengine.operators.table_argument import protect_table
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,7 +59,12 @@ class LLMEngineBatchCompletionsMixin(JobResultMixin):
 
     @classmethod
     def partial(cls, **kwargs: Any) -> VerbatimPartial:
-        """Begin a dynamic task mapping: the arguments that all mapped tasks share."""
+        """Begin a dynamic task mapping: the arguments that all mapped tasks share.
+
+        Raises:
+            RequestRefusedError: With these the request can't be run, whatever is mapped over.
+        """
+        refuse_shared_early(kwargs)
         return super().partial(**{**pool_slots(kwargs, kwargs), **kwargs})
 
     def __init__(self, *, wait_for_completion: bool = True, **kwargs: Any) -> None:
@@ -151,6 +163,22 @@ class LLMEngineBatchCompletionsOperator(LLMEngineBatchCompletionsMixin, Kubernet
 
     It is a KubernetesPodOperator and takes all of its options. Where the job really runs is the connection's business.
     """
+
+
+def refuse_shared_early(arguments: Mapping[str, Any]) -> None:
+    """Check the arguments that mapped tasks share when the DAG is parsed: no task is made by then that would do it.
+
+    Args:
+        arguments: Those of ``partial()``, or of a decorator.
+
+    Raises:
+        RequestRefusedError: With these the request can't be run, whatever is mapped over.
+    """
+    whole = arguments.get("request")
+    fields = whole if isinstance(whole, Mapping) else {name: arguments.get(name) for name in REQUEST_FIELDS}
+    given = {name: value for name, value in fields.items() if value is not None}
+    refuse_early(protect(given), protect_table(arguments.get("table")), is_whole=False)
+    _refuse_replicas(given.get("data_parallelism"))
 
 
 def _refuse_replicas(data_parallelism: Any) -> None:

@@ -266,9 +266,7 @@ def _refuse_foreign_output(
         raise LaunchRefusedError(f"{url} belongs to {holder}, not to {owner}: {how}.")
 
 
-def _refuse_output_of_sibling(
-    directory: JobDirectory, current: CurrentJob, is_sibling: Callable[[str], bool]
-) -> None:
+def _refuse_output_of_sibling(directory: JobDirectory, current: CurrentJob, is_sibling: Callable[[str], bool]) -> None:
     """Refuse to let the last of several tasks be the only one whose output is left."""
     if is_sibling(current.series):
         raise LaunchRefusedError(

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pandas  # type: ignore[import-untyped]
-import pyarrow
 import pytest
 from airflow.sdk import DAG, Asset, ObjectStoragePath, task
 from airflow.sdk.exceptions import TaskDeferred
 from airflow.serialization.serialized_objects import DagSerialization
+from pydantic import BaseModel
 
 from airflow_llmengine.decorators.batch_completions import (
     LLMEngineBatchCompletionsDecoratedOperator,
@@ -21,6 +21,7 @@ from airflow_llmengine.decorators.batch_completions import (
 )
 from airflow_llmengine.exceptions import LaunchForbiddenError, RequestRefusedError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
+from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
 from airflow_llmengine.operators.request_arguments import Verbatim, unwrap
 from tests.airflow.operators_in_tests import EchoJob, connection, task_context
 from tests.airflow.test_operator_arguments import UpstreamValue
@@ -34,10 +35,23 @@ TABLE_OF_CSV = "{{ " + repr(json.dumps({**TABLE, "input_format": "csv"})) + " }}
 CONTENT = {"prompts": ["PRIVATE {{ x }}"], "max_new_tokens": 4, "temperature": 0}
 
 
+class Answer(BaseModel):
+    """What a model says of a row."""
+
+    urgency: int
+
+
 @pytest.fixture
 def dag() -> Iterator[DAG]:
     with DAG("dag", schedule=None) as dag:
         yield dag
+
+
+class Table:
+    """Stands for Arrow's, which is iterated over by column."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 class Launched(Exception):
@@ -138,7 +152,7 @@ def test_content_that_it_returns_is_not_shown(launches: list[dict[str, Any]]) ->
         ({"x"}, {}, "type set"),
         (pandas.DataFrame({"x": [1]}), {}, "returned a DataFrame: let it write that to a file and return the path"),
         (pandas.DataFrame(), {}, "returned a DataFrame"),
-        (pyarrow.table({"x": [1]}), {}, r"returned a Table: .*to_pylist\(\) of Arrow"),
+        (Table(), {}, r"returned a Table: .*to_pylist\(\) of Arrow"),
         (["x"], {}, "row 1 of what make returned is of the type str"),
         ({"max_runtime_secs": 5}, {}, "did you mean max_runtime_sec"),
         ({}, {}, "neither input_data_path nor content"),
@@ -270,6 +284,55 @@ def test_one_decorator_makes_several_tasks(dag: DAG) -> None:
     assert other.request["output_data_path"] == "b.jsonl"
     assert again.request["max_runtime_sec"] == 60
     assert "max_runtime_sec" not in first.request
+
+
+def test_what_is_overridden_is_the_same_when_it_is_mapped(dag: DAG, launches: list[dict[str, Any]]) -> None:
+    @task
+    def folder() -> str:
+        return "out"
+
+    @task.llmengine_batch(output_data_path="a.jsonl", model_config=MODEL, table=TABLE, pool="gpus", gpus=2)
+    def make(name: str) -> str:
+        return f"{name}.csv"
+
+    changed = {**TABLE, "output_schema": Answer}
+    output: Any = make.override(output_data_path=folder(), gpus=4, cpus=None, table=changed).expand(name=["a"])
+    mapped = output.operator
+    assert mapped.upstream_task_ids == {"folder"}
+    assert mapped.partial_kwargs["pool_slots"] == 4
+    assert mapped.partial_kwargs["table"]["output_schema"] == Verbatim(Answer.model_json_schema(), private=False)
+    text = json.dumps(DagSerialization.to_dict(dag))
+    assert "urgency" in text, "the serialized DAG has the class's name only"
+    with pytest.raises(RequestRefusedError, match="request and gpus were both given"):
+        make.override(request={"input_data_path": "x"}).override(gpus=1)
+    other: Any = make.override(request={"max_runtime_sec": 60})
+    assert other("b").operator.request == {"max_runtime_sec": 60}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"max_runtime_secs": 5}, "did you mean max_runtime_sec"),
+        ({"table": {"prompt": 5}}, r"table\.prompt: must be a string"),
+        ({"max_runtime_sec": 0}, r"max_runtime_sec: "),
+        ({"data_parallelism": 2}, "LLMEngineBatchCompletionsTaskGroup"),
+    ],
+)
+def test_wrong_arguments_of_mapped_tasks_are_refused_when_the_dag_is_parsed(
+    dag: DAG, arguments: dict[str, Any], sentence: str
+) -> None:
+    def make(name: str) -> str:
+        return name
+
+    decorated: Any = llmengine_batch_task(output_data_path="out.csv", model_config=MODEL, table=TABLE)
+    with pytest.raises(RequestRefusedError, match=sentence):
+        decorated(make).override(**arguments).expand(name=["a"])
+    with pytest.raises(RequestRefusedError, match=sentence):
+        decorated(make).override(**arguments).expand_kwargs([{"name": "a"}])
+    shared = {"task_id": "job", "model_config": MODEL, "table": TABLE, **arguments}
+    with pytest.raises(RequestRefusedError, match=sentence):
+        LLMEngineBatchCompletionsOperator.partial(**shared)
+    assert not dag.task_dict
 
 
 def run(job: LLMEngineBatchCompletionsDecoratedOperator) -> Any:
