@@ -21,7 +21,7 @@ from airflow_llmengine.operators.request_arguments import (
     refuse_misspelt,
     unwrap,
 )
-from airflow_llmengine.operators.table_argument import protect_table
+from airflow_llmengine.operators.table_argument import protect_table, rendered_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -193,9 +193,9 @@ class BatchTaskMixin(BaseOperator):
         if seen_oids and self._copies.is_of_one(content, seen_oids):
             return content
         rendered = super().render_template(content, context, jinja_env, seen_oids)
-        # What an XCom brought holds the user's text, too.
         if content is self.table:
-            return protect_table(rendered) if isinstance(rendered, Mapping) else rendered
+            return rendered_table(rendered, content)
+        # What an XCom brought holds the user's text, too.
         return protect(rendered) if content is self.request and isinstance(rendered, Mapping) else rendered
 
     def on_kill(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.operators.request_arguments import TEMPLATE_MARKS, Verbatim
+from airflow_llmengine.operators.request_arguments import TEMPLATE_MARKS, Verbatim, has_template
 
 LETTER_FOR_LETTER = ("prompt", "messages", "output_schema")
 """Fields of a table that Airflow does not render."""
@@ -40,6 +40,23 @@ def protect_table(table: Any) -> Any:
         protected["parameters"] = dict(parameters)
         _wrap(protected["parameters"], "chat_template")
     return protected
+
+
+def rendered_table(rendered: Any, written: Any) -> Any:
+    """The table as it is used, once Airflow has rendered it.
+
+    What an XCom brought holds the author's text, too. A field whose template gives an empty text or ``None`` is not
+    given: a column would be called so.
+
+    Args:
+        rendered: The table, rendered.
+        written: What it was rendered from.
+    """
+    if not isinstance(rendered, Mapping):
+        return rendered
+    templates = {name for name, value in written.items() if has_template(value)} if isinstance(written, Mapping) else ()
+    kept = {name: value for name, value in rendered.items() if not (name in templates and value in ("", "None"))}
+    return protect_table(kept)
 
 
 def _wrap(fields: dict[str, Any], name: str) -> None:

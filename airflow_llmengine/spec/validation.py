@@ -197,6 +197,8 @@ def _refusals_of_line(line: Any, root: type[WireModel]) -> Iterator[Refusal]:
     elif kind in _OBJECT_ERRORS:
         subject = "" if place.path else "the document "
         yield Refusal(place.path, f"{subject}must be an object, not {place.show(value)}")
+    elif kind == "list_type":
+        yield Refusal(place.path, f"must be a list, not {place.show(value)}")
     elif kind == "literal_error":
         yield Refusal(place.path, f"must be {context['expected']}, not {place.show(value)}")
     elif kind in ("union_tag_invalid", "union_tag_not_found"):

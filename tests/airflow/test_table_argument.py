@@ -93,6 +93,24 @@ def test_its_json_text_is_the_same_as_the_object_and_a_template_may_give_it() ->
         operator('{"prompt": "{{ text }}", "parameters": {{ params.parameters }}}')
 
 
+@pytest.mark.parametrize("native", [True, False])
+def test_a_field_whose_template_gives_nothing_is_not_given(native: bool) -> None:
+    optional = {
+        "error_column": "{{ params.error }}",
+        "completion_column": "{{ '' }}",
+        "on_null": "{{ params.on_null }}",
+    }
+    with DAG("dag", schedule=None, render_template_as_native_obj=native):
+        job = operator({**TABLE, **optional})
+    job.render_template_fields({"params": {"error": None, "on_null": "skip"}})
+    table = job._options().table
+    assert table is not None
+    assert table.made_columns == [("completion_column", "completion")]
+    assert table.on_null == "skip"
+    with pytest.raises(RequestRefusedError, match=r"table\.error_column: must be a string that is not empty"):
+        operator({**TABLE, "error_column": ""})
+
+
 def test_xcoms_in_it_are_resolved_and_not_rendered(dag: DAG) -> None:
     job = operator(
         {
@@ -168,6 +186,7 @@ def test_a_class_that_has_no_schema_is_refused() -> None:
         ({**TABLE, "colums": []}, {}, r"table\.colums: unknown field; did you mean columns\?"),
         ({**TABLE, "messages": []}, {}, "prompt and messages are both given"),
         ({**TABLE, "on_null": "ignore"}, {}, r"table\.on_null: "),
+        ({"messages": "x"}, {}, r"table\.messages: must be a list, not 'x'"),
         ({**TABLE, "parameters": {"max_tokens": "many"}}, {}, r"table\.parameters\.max_tokens"),
         ({**TABLE, "output_schema": {"type": "array"}}, {}, "must be the schema of an object"),
         ({**TABLE, "on_null": "x"}, {"max_runtime_sec": 0}, r"table\.on_null(.|\n)*max_runtime_sec"),
