@@ -333,6 +333,21 @@ def test_a_mapped_task_lays_its_fields_over_the_shared_ones(dag: DAG) -> None:
         LLMEngineBatchCompletionsOperator.partial(task_id="both", request={}, labels={})
 
 
+def test_content_that_is_mapped_over_is_not_shown_in_whatever_it_comes(dag: DAG) -> None:
+    @task
+    def made() -> Any: ...
+
+    private = {**CONTENT, "prompts": ["PRIVATE"]}
+    partial = LLMEngineBatchCompletionsOperator.partial
+    partial(task_id="tuple", output_data_path="{{ ti.map_index }}", model_config=MODEL).expand(content=(private,))
+    kwargs: Any = [{"content": private, "output_data_path": "a"}, made()]
+    partial(task_id="kwargs", model_config=MODEL).expand_kwargs(kwargs)
+    text = serialized(dag)
+    assert "PRIVATE" not in text
+    assert text.count("prompts, not shown") == 2
+    assert dag.task_dict["kwargs"].upstream_task_ids == {"made"}
+
+
 def test_a_mapped_task_is_checked_when_it_is_made(dag: DAG) -> None:
     mapped = LLMEngineBatchCompletionsOperator.partial(task_id="job", content=CONTENT, model_config=MODEL).expand(
         output_data_path=["a", 3]
