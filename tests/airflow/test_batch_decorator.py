@@ -149,6 +149,7 @@ def test_content_that_it_returns_is_not_shown(launches: list[dict[str, Any]]) ->
         (None, {}, "make returned a value of the type NoneType: let it return"),
         (5, {}, "type int"),
         (b"x", {}, "type bytes"),
+        (bytearray(), {}, "type bytearray"),
         ({"x"}, {}, "type set"),
         (pandas.DataFrame({"x": [1]}), {}, "returned a DataFrame: let it write that to a file and return the path"),
         (pandas.DataFrame(), {}, "returned a DataFrame"),
@@ -203,16 +204,16 @@ def test_an_asynchronous_function_is_refused() -> None:
 
 
 def test_the_function_is_given_its_arguments_and_the_context(launches: list[dict[str, Any]]) -> None:
-    def make(folder: str, *, name: str, run_id: str) -> str:
-        return f"{folder}/{name}/{run_id}.jsonl"
+    def make(folder: str, *, name: str, run_id: str, map_index_template: str) -> str:
+        return f"{folder}/{name}/{run_id}/{map_index_template}.jsonl"
 
     decorated: Any = llmengine_batch_task(output_data_path="out.jsonl", model_config=MODEL)
-    output: Any = decorated(make)("in", name="{{ run_id }}")
+    output: Any = decorated(make)("in", name="{{ run_id }}", map_index_template="given")
     job = output.operator
     job.render_template_fields(task_context())
     with pytest.raises(Launched):
-        job.execute(task_context())
-    assert launches.pop()["input_data_path"] == "in/run-1/run-1.jsonl"
+        job.execute(task_context(map_index_template="the context's"))
+    assert launches.pop()["input_data_path"] == "in/run-1/run-1/given.jsonl"
 
 
 def test_it_is_mapped_over_the_functions_arguments(dag: DAG, launches: list[dict[str, Any]]) -> None:

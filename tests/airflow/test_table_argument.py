@@ -12,6 +12,7 @@ from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
 from pydantic import BaseModel, Field
 
+from airflow_llmengine.decorators.batch_completions import LLMEngineBatchCompletionsDecoratedOperator
 from airflow_llmengine.exceptions import RequestRefusedError
 from airflow_llmengine.hooks.llmengine import LLMEngineHook
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
@@ -190,6 +191,11 @@ def test_a_class_that_has_no_schema_is_refused() -> None:
         ({**TABLE, "colums": []}, {}, r"table\.colums: unknown field; did you mean columns\?"),
         ({**TABLE, "messages": []}, {}, "prompt and messages are both given"),
         ({**TABLE, "on_null": "ignore"}, {}, r"table\.on_null: "),
+        (
+            {**TABLE, "parameters": {"max_tokens": 5, "model": "another"}},
+            {"priority": "low"},
+            r"table\.parameters\.model: is not the job's",
+        ),
         ({"messages": "x"}, {}, r"table\.messages: must be a list, not 'x'"),
         ({**TABLE, "parameters": {"max_tokens": "many"}}, {}, r"table\.parameters\.max_tokens"),
         ({**TABLE, "output_schema": {"type": "array"}}, {}, "must be the schema of an object"),
@@ -217,12 +223,19 @@ def test_what_can_not_be_is_refused_when_the_dag_is_parsed(
         ({**TABLE, "parameters": {"max_tokens": "{{ params.most }}"}}, {}),
         ({**TABLE, "output_format": "{{ params.format }}"}, {"output_data_path": "s3://out/x"}),
         (TABLE, {"output_data_path": "s3://out/{{ params.name }}"}),
+        ({**TABLE, "parameters": {"max_tokens": 5, "model": "{{ params.model }}"}}, {}),
+        ({**TABLE, "parameters": {"max_tokens": 5, "model": "m"}}, {"model_config": {"model": "{{ params.model }}"}}),
         (TABLE, {"model_config": UpstreamValue({})}),
         (TABLE, {"input_data_path": None, "output_data_path": None, "model_config": None, "request": "{{ x }}"}),
     ],
 )
 def test_what_is_a_template_is_not_judged_before_it_is_rendered(table: Any, arguments: dict[str, Any]) -> None:
     operator(table, **arguments)
+
+
+def test_it_is_shown_as_an_object() -> None:
+    for made in (LLMEngineBatchCompletionsOperator, LLMEngineBatchCompletionsDecoratedOperator):
+        assert made.template_fields_renderers["table"] == "json"
 
 
 def test_what_is_wrong_beside_a_template_is_refused_all_the_same() -> None:
