@@ -15,7 +15,7 @@ from openlineage.client.event_v2 import InputDataset, OutputDataset
 from openlineage.client.facet_v2 import RunFacet, output_statistics_output_dataset
 
 from airflow_llmengine.exceptions import RequestRefusedError
-from airflow_llmengine.hooks.llmengine import read_engine_args
+from airflow_llmengine.hooks.llmengine import read_engine_args, read_table
 from airflow_llmengine.hooks.openlineage_names import dataset_name
 
 if TYPE_CHECKING:
@@ -91,8 +91,11 @@ def _names(path: Any) -> list[tuple[str, str]]:
 
 
 def _parameters(model_config: Mapping[str, Any], engine_args: Any, table: Any) -> dict[str, Any]:
-    parameters = {**model_config, **_mapping(_mapping(table).get("parameters"))}
+    parameters = dict(model_config)
     # What is refused here, the task is refused for.
+    with contextlib.suppress(RequestRefusedError):
+        rows = read_table(table)
+        parameters |= {} if rows is None else rows.parameters
     with contextlib.suppress(RequestRefusedError):
         parameters |= read_engine_args(engine_args)
     for name in ("model", "chat_template"):

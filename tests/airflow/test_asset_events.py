@@ -103,6 +103,17 @@ def test_an_alias_stands_for_the_output_itself(echo_job: EchoJob, scheme: str) -
     assert event["extra"] == {**extra_of(echo_job), "output_data_path": path}
 
 
+def test_each_of_several_outlets_has_its_event(echo_job: EchoJob) -> None:
+    run(echo_job.operator())
+    manifest = LLMEngineHook().read_manifest(str(echo_job.output))
+    assert manifest is not None
+    context = with_events()
+    fill_asset_events(context, iter([ANSWERS, AssetAlias("outputs"), Asset("more")]), manifest)
+    events = events_of(context)
+    assert [event["dest_asset_key"]["name"] for event in events] == ["answers", f"file://{echo_job.output}", "more"]
+    assert [event["extra"] for event in events] == [extra_of(echo_job)] * 3
+
+
 def test_an_alias_names_what_airflow_takes_and_each_output_by_itself(echo_job: EchoJob) -> None:
     run(echo_job.operator())
     manifest = LLMEngineHook().read_manifest(str(echo_job.output))

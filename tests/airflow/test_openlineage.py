@@ -6,15 +6,20 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from airflow.sdk import DAG
 
 from airflow_llmengine.exceptions import StorageRefusedError, TooManyFailedRecordsError
 from airflow_llmengine.hooks.openlineage_names import dataset_name
 from airflow_llmengine.operators.batch_completions import LLMEngineBatchCompletionsOperator
+from airflow_llmengine.spec.job_state import JobHandle
+from airflow_llmengine.spec.manifest import Manifest, OutputFile
+from tests.airflow.manifests import manifest_of
 from tests.airflow.operators_in_tests import EchoJob, connection, run
 from tests.airflow.test_group_tasks import Tasks
 
@@ -94,6 +99,56 @@ def test_when_it_has_run_it_says_what_the_manifest_says(echo_job: EchoJob) -> No
     for name in ("model", "engine", "fingerprint", "generation", "records", "succeeded", "truncated", "failed"):
         assert told[name] == expected[name], name
     assert (told["prompt_tokens"], told["completion_tokens"], told["cached"], told["repeated"]) == (24, 24, 0, 0)
+
+
+def test_all_that_a_manifest_says_of_a_table_is_told() -> None:
+    pytest.importorskip("airflow.providers.openlineage")
+    from airflow_llmengine.hooks.openlineage_facets import job_lineage
+
+    handle = JobHandle(path="s3://bucket/out/", fingerprint="ab12", generation=3)
+    files = [OutputFile(name=name, records=1, bytes=1, sha256="0") for name in ("a.parquet", "b.parquet")]
+    manifest = manifest_of(handle, "parquet", succeeded=1, truncated=2, skipped=3, failures={"timeout": 4}).model_copy(
+        update={"files": files, "repeated": 5, "cached": 6, "engine_version": "1", "model_identity": "abc"}
+    )
+    lineage = job_lineage(
+        {"model_config": {"model": "m", "dtype": "half"}},
+        table={"parameters": {"max_tokens": 5, "chat_template": "PRIVATE"}},
+        manifest=manifest,
+    )
+    facet = lineage.run_facets["llmengine"]
+    told = [name for name in attrs.fields_dict(type(facet)) if name in Manifest.model_fields]
+    assert len(told) == 16
+    assert {name: getattr(facet, name) for name in told} == {name: getattr(manifest, name) for name in told}
+    assert facet.parameters == {"dtype": "half", "max_tokens": 5}
+    (output,) = lineage.outputs
+    assert (output.namespace, output.name) == ("s3://bucket", "out")
+    assert output.outputFacets["outputStatistics"].fileCount == 2
+
+
+@pytest.mark.parametrize("given", [dict, json.dumps, lambda _table: "{{ params.table | tojson }}"])
+def test_a_tasks_table_is_in_its_lineage(echo_job: EchoJob, given: Callable[[Any], Any]) -> None:
+    pytest.importorskip("airflow.providers.openlineage")
+    messages = [{"role": "user", "content": "{{ prompt }}"}]
+    table = {"messages": messages, "parameters": {"max_tokens": 4, "chat_template": "PRIVATE"}}
+    task = echo_job.operator(output_data_path=f"{echo_job.output}.csv", table=given(table))
+    task.render_template_fields({"params": {"table": table}})
+    assert task.get_openlineage_facets_on_start().run_facets["llmengine"].parameters == {"max_tokens": 4}
+
+
+def test_what_is_wrong_with_a_task_does_not_keep_its_lineage_from_being_told() -> None:
+    pytest.importorskip("airflow.providers.openlineage")
+    from airflow_llmengine.hooks.openlineage_facets import job_lineage
+
+    for request in (
+        "{{ not rendered }}",
+        None,
+        {"model_config": "x"},
+        {"input_data_path": 5, "output_data_path": "file://host/x"},
+    ):
+        lineage = job_lineage(request, engine_args={"port": 80}, table="{")
+        assert (lineage.inputs, lineage.outputs) == ([], [])
+        assert (lineage.run_facets["llmengine"].model, lineage.run_facets["llmengine"].parameters) == (None, {})
+    assert job_lineage({"model_config": {"model": 5}}).run_facets["llmengine"].model is None
 
 
 def test_prompts_are_in_no_lineage(echo_job: EchoJob) -> None:
