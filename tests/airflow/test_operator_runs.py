@@ -112,6 +112,7 @@ def test_a_mapped_task_does_not_replace_what_another_of_its_run_made(echo_job: E
     # After a clear the indexes may be of other things, and another run is another time.
     assert mapped(1, other, max_tries=3)["records"] == 1
     assert mapped(0, echo_job, run_id="run-2")["records"] == 12
+    assert mapped(0, other, run_id="run-2")["records"] == 1, "its own retry has another input"
 
 
 def test_a_file_that_is_not_ours_is_refused(echo_job: EchoJob) -> None:
