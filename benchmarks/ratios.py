@@ -65,12 +65,12 @@ class Pairs:
             if measured is not None:
                 done[turn] = measured
 
-    def ratios(self, comparison: Comparison) -> list[float]:
-        """How many times as fast, pair by pair."""
+    def compared(self, comparison: Comparison) -> list[tuple[Measured, Measured]]:
+        """Ours and theirs, of each pair in which both were completed."""
         return [
-            done[comparison.theirs].seconds / done[comparison.ours].seconds
+            (done[comparison.ours], done[comparison.theirs])
             for done in self.measured
-            if comparison.theirs in done and comparison.ours in done
+            if comparison.ours in done and comparison.theirs in done
         ]
 
     def of(self, turn: Turn) -> list[Measured]:
@@ -101,11 +101,12 @@ def rows(pairs: Pairs) -> list[str]:
 
 
 def _row(pairs: Pairs, comparison: Comparison) -> str:
-    ratios = pairs.ratios(comparison)
+    compared = pairs.compared(comparison)
     label = f"{comparison.ours.label} / {comparison.theirs.label}"
-    if not ratios:
+    if not compared:
         return f"| {pairs.workload.title} | {label} | 0 | - | - | - | - | - | - |"
-    ours, theirs = pairs.of(comparison.ours), pairs.of(comparison.theirs)
+    ours, theirs = zip(*compared, strict=True)
+    ratios = [their.seconds / our.seconds for our, their in compared]
     seconds = f"{_median_seconds(ours):.2f} / {_median_seconds(theirs):.2f}"
     cached = f"{_cached_share(ours):.0%} / {_cached_share(theirs):.0%}"
     # Where every record differs, the engine alone sets the pace.
