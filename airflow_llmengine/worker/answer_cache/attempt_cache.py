@@ -10,7 +10,7 @@ from airflow_llmengine.spec.chat import ChatCompletionV2Request
 from airflow_llmengine.spec.job_state import PinnedModel
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
 from airflow_llmengine.spec.results import RecordError
-from airflow_llmengine.storage.errors import StorageDeniedError
+from airflow_llmengine.storage.errors import StorageError, StorageNotFoundError
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.storage.job_directory import JobScratch
 from airflow_llmengine.worker.answer_cache.answer_origin import ABOUT, AnswerOrigin
@@ -126,7 +126,7 @@ def open_cache(
         scratch: The job's.
 
     Raises:
-        StorageError: It can't be listed, or can't be written to for another reason than that it is denied.
+        StorageError: It can't be listed, a file stands in its place, or there is no such bucket.
         ModelNotFoundError, ModelChangedError: See ``ModelFiles.identify``.
     """
     # Who gave a path meant it: one that is wrong is told before anything is paid for.
@@ -147,7 +147,10 @@ def open_cache(
     keeper: AnswerKeeper | None = AnswerKeeper(folder, origin.about())
     try:
         folder.child(ABOUT).create(origin.about(), durable=False)
-    except StorageDeniedError as error:
+    except StorageNotFoundError:
+        # It is no folder, and so no cache. Whatever else keeps answers from being written, others can be read.
+        raise
+    except StorageError as error:
         logger.warning("new answers are not put into the cache: %s", error)
         keeper = None
     return AttemptCache(

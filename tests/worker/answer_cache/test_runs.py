@@ -13,6 +13,7 @@ import pytest
 
 from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.request import CreateBatchCompletionsV1Request
+from airflow_llmengine.storage.errors import StorageDeniedError, StorageError, StorageUnsupportedError
 from airflow_llmengine.storage.filesystem import Location, Storage
 from airflow_llmengine.worker.answer_cache import consultation, kept_answers
 from airflow_llmengine.worker.answer_cache.answer_files import KeptAnswer
@@ -379,8 +380,6 @@ def test_a_cache_path_that_is_a_file_is_refused_before_anything_is_generated(tmp
 def test_a_cache_that_may_not_be_listed_is_refused_before_anything_is_generated(
     tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from airflow_llmengine.storage.errors import StorageDeniedError
-
     folders = Location.folders
 
     def refuse(location: Location) -> list[str]:
@@ -394,23 +393,27 @@ def test_a_cache_that_may_not_be_listed_is_refused_before_anything_is_generated(
     assert run.outcome.message == f"you may not list {cache}"
 
 
-def test_a_cache_that_may_only_be_read_is_read(
-    tmp_path: Path, cache: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("kind", [StorageDeniedError, StorageUnsupportedError, StorageError])
+def test_a_cache_that_can_only_be_read_is_read(
+    tmp_path: Path,
+    cache: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[StorageError],
 ) -> None:
-    from airflow_llmengine.storage.errors import StorageDeniedError
-
     Run(tmp_path, "first", prompts([0]), cache=cache)
     create = Location.create
 
     def refuse(location: Location, data: bytes, *, durable: bool = True) -> bool:
         if "/cache/" in location.url:
-            raise StorageDeniedError("you may not write here")
+            raise kind("nothing can be written here")
         return create(location, data, durable=durable)
 
     monkeypatch.setattr(Location, "create", refuse)
     second = Run(tmp_path, "second", prompts(range(2)), cache=cache)
     assert (second.generated, second.manifest.succeeded) == ([1], 2)
-    assert "new answers are not put into the cache: you may not write here" in caplog.text
+    assert caplog.text.count("not put into the cache") == 1
+    assert "new answers are not put into the cache: nothing can be written here" in caplog.text
 
 
 @pytest.fixture
