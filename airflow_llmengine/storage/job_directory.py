@@ -204,8 +204,9 @@ class JobDirectory:
 class JobScratch:
     """What one generation of a job has done so far.
 
-    ``input.json``, ``model.json``, ``end.json``, chunks and parts are created only if absent, and never replaced: the
-    first writer wins. The rest is replaced by whoever it belongs to.
+    ``input.json``, ``model.json``, ``end.json``, chunks and parts are created only if absent: the first writer wins.
+    They are never replaced, but for a part, by the attempt that created it. The rest is replaced by whoever it belongs
+    to.
     """
 
     def __init__(self, root: Location, handle: JobHandle) -> None:
@@ -316,6 +317,10 @@ class JobScratch:
         while not self._chunk_file(chunk, "part", part).create(data):
             part += 1
         return part
+
+    def replace_part(self, chunk: int, part: int, data: bytes) -> None:
+        """Write a part anew that this attempt committed, with all that it holds and more."""
+        self._chunk_file(chunk, "part", part).replace(data)
 
     def read_parts(self, chunk: int) -> list[bytes]:
         """The parts of a chunk, in the order of their numbers; each is asked for, so that a late listing hides none."""

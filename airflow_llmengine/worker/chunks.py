@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -153,11 +153,16 @@ class ChunkResults:
         indices = range(self.first, self.first + self.size)
         return encode_results(self.number, self.first, [whole[index] for index in indices], None)
 
-    def encode_part(self) -> bytes | None:
-        """The file of what this attempt has finished of the chunk; None when there is nothing new."""
-        indices = sorted(index for index in self.finished if index not in self.saved)
-        if not indices:
+    def encode_part(self, again: Collection[int] = ()) -> bytes | None:
+        """The file of what this attempt has finished of the chunk; None when there is nothing new.
+
+        Args:
+            again: Indices of records that are in it once more, although they are saved.
+        """
+        new = self.finished.keys() - self.saved
+        if not new:
             return None
+        indices = sorted(new.union(again))
         return encode_results(self.number, self.first, [self.finished[index] for index in indices], indices)
 
 

@@ -13,7 +13,7 @@ from airflow_llmengine.spec.exit_codes import ExitCode
 from airflow_llmengine.spec.manifest import Manifest
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.storage.backend import is_temporary
-from airflow_llmengine.worker.chunks import decode_results
+from airflow_llmengine.worker.chunks import decode_results, restore_part
 from airflow_llmengine.worker.elements import error_of
 from tests.faults.faulty_storage import kind_of
 from tests.faults.plan import Plan
@@ -21,7 +21,7 @@ from tests.faults.runner import Run, Variant, scratch_names
 from tests.faults.world import Effect
 
 IMMUTABLE = ("chunk", "part", "mark", "input", "model", "end")
-"""What is created only if absent and never replaced."""
+"""What is created only if absent and never replaced, but for a part, by who created it, with all that was in it."""
 
 # An object store's own code, such as InternalError, may be told, and of what an engine raised its type: its text may
 # quote the prompt.
@@ -176,6 +176,11 @@ def _commits(run: Run) -> list[str]:
                 del created[path]
         elif kind not in IMMUTABLE:
             continue
+        elif kind == "part" and effect.operation == "replace":
+            before = created.get(effect.path)
+            if before is not None and not _is_more_of(before, effect):
+                broken.append(f"{effect.attempt} put something else in the place of {effect.path}")
+            created[effect.path] = effect
         elif effect.operation != "create":
             broken.append(f"{effect.attempt} made a {effect.operation} of {effect.path}, which is committed once")
         elif effect.path in created and not _may_be_gone(created[effect.path], effect, effects):
@@ -188,6 +193,11 @@ def _commits(run: Run) -> list[str]:
         if location.exists() and location.read_bytes() != effect.data:
             broken.append(f"{path} is not what {effect.attempt} created")
     return broken
+
+
+def _is_more_of(part: Effect, later: Effect) -> bool:
+    """Whether a part was replaced by who wrote it, and with all that was in it."""
+    return part.attempt == later.attempt and restore_part(part.data).items() <= restore_part(later.data).items()
 
 
 def _may_be_gone(first: Effect, second: Effect, effects: list[Effect]) -> bool:
@@ -256,7 +266,7 @@ def _units(
     committed: dict[tuple[str, int], list[tuple[Effect, str, int, int, dict[int, bool]]]] = defaultdict(list)
     claims: dict[tuple[str, str, int], list[tuple[int, float]]] = defaultdict(list)
     for effect in list(effects):
-        if effect.operation != "create":
+        if effect.operation != "create" and (kind_of(effect.path), effect.operation) != ("part", "replace"):
             continue
         claim = _CLAIM.search(effect.path)
         if claim is not None:

@@ -50,7 +50,7 @@ SWAP_SECONDS = 0.1
 """How long an input stays replaced that is put back."""
 CANCEL_REASON = "by the fault harness"
 
-HEARTBEAT_SECONDS, SILENCE_SECONDS, LOOK_SECONDS, WAIT_SECONDS = 0.05, 0.8, 0.2, 0.05
+HEARTBEAT_SECONDS, SILENCE_SECONDS, LOOK_SECONDS, WAIT_SECONDS, SAVE_SECONDS = 0.05, 0.8, 0.2, 0.05, 0.1
 
 
 class HangError(Exception):
@@ -530,6 +530,7 @@ def _timing(plan: AttemptPlan) -> Timing:
         silence_seconds=SILENCE_SECONDS,
         look_seconds=LOOK_SECONDS,
         wait_seconds=WAIT_SECONDS,
+        save_seconds=SAVE_SECONDS,
         wall_clock=wall_clock,
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_llmengine.storage.filesystem import Storage
+from airflow_llmengine.worker.chunks import ChunkResults, Finished
 from tests.faults.faulty_storage import QUICK
 from tests.faults.invariants import check
 from tests.faults.plan import AttemptPlan, Plan, Stage, make_plan
@@ -112,6 +113,28 @@ def test_a_chunk_that_is_created_twice_is_noticed(run: Run) -> None:
     again = replace(first, began=first.ended + 0.001, ended=first.ended + 0.002, attempt="somebody")
     run.world.effects.insert(run.world.effects.index(first) + 1, again)
     assert said(run, "somebody created .* over what replica 0 #1 created")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "indices", "noticed"),
+    [("replica 0 #1", [4, 5], False), ("replica 0 #1", [5, 6], True), ("somebody", [4, 5], True)],
+)
+def test_a_part_that_is_replaced_by_less_or_by_somebody_else_is_noticed(
+    run: Run, attempt: str, indices: list[int], noticed: bool
+) -> None:
+    chunk = chunk_effect(run)
+    part = replace(chunk, path=chunk.path.replace(".jsonl", ".part-0.jsonl"), data=part_of([4]))
+    later = replace(part, operation="replace", attempt=attempt, data=part_of(indices))
+    at = run.world.effects.index(chunk)
+    run.world.effects[at:at] = [part, later]
+    assert bool(said(run, "put something else in the place of")) is noticed
+
+
+def part_of(indices: list[int]) -> bytes:
+    results = ChunkResults(1, 4, 4, finished={index: Finished(b'{"text":"x"}') for index in indices})
+    part = results.encode_part()
+    assert part is not None
+    return part
 
 
 def test_a_record_that_is_generated_again_is_noticed(run: Run) -> None:

@@ -357,6 +357,14 @@ def test_parts_are_kept_beside_one_another(place: Place) -> None:
     assert scratch.committed_chunks() == {7}
 
 
+def test_a_part_is_replaced_by_who_wrote_it(place: Place) -> None:
+    scratch = scratch_of(place)
+    for content in (b"a\n", b"b\n"):
+        scratch.commit_part(5, content)
+    scratch.replace_part(5, 0, b"a\nmore\n")
+    assert scratch.read_parts(5) == [b"a\nmore\n", b"b\n"]
+
+
 def test_parts_of_several_writers_get_numbers_of_their_own(place: Place) -> None:
     scratch = scratch_of(place)
     start = threading.Barrier(4)
