@@ -3,7 +3,7 @@
     python -m benchmarks.bench_against_vllm                    # the whole table: some 25 minutes on two idle cores
     python -m benchmarks.bench_against_vllm --pairs 1 --scale 0.25 --workloads short
     python -m benchmarks.bench_against_vllm --alone            # what each optimisation of the worker brings by itself
-    python -m benchmarks.bench_against_vllm --model DIRECTORY --scale 40 --settings '{"dtype": "auto", ...}'
+    python -m benchmarks.bench_against_vllm --model DIRECTORY --scale 15 --settings '{"dtype": "auto", ...}'
 
 Each side is a process with an engine of its own, of the same settings, that is loaded once; they run in turn, so that
 each ratio is of runs that followed one another, and holds even when the machine's speed drifts. The model is the
