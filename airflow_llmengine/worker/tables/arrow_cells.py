@@ -13,6 +13,7 @@ from pyarrow import types
 
 from airflow_llmengine.spec.results import RecordErrorType
 from airflow_llmengine.worker.readers.errors import InputInvalidError
+from airflow_llmengine.worker.tables.arrow_types import inner_types, with_inner_fields
 from airflow_llmengine.worker.tables.row_templates import shown
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -65,7 +66,7 @@ def require_time_zones(kind: pyarrow.DataType) -> None:
                 f"A column has times of the zone {shown(kind.tz)}, which is not known where the worker runs: install "
                 "tzdata there, or convert the column to UTC."
             ) from None
-    for inner in _inner_types(kind):
+    for inner in inner_types(kind):
         require_time_zones(inner)
 
 
@@ -152,12 +153,6 @@ def _is_list(kind: pyarrow.DataType) -> bool:
     )
 
 
-def _inner_types(kind: pyarrow.DataType) -> list[pyarrow.DataType]:
-    if types.is_dictionary(kind):
-        return [kind.value_type]
-    return [kind.field(place).type for place in range(kind.num_fields)]
-
-
 def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
     """The type of which Python has the values, also within lists and structs."""
     if types.is_timestamp(kind) and kind.unit == "ns":
@@ -169,17 +164,7 @@ def _plain(kind: pyarrow.DataType) -> pyarrow.DataType:
     if types.is_dictionary(kind):
         value = _plain(kind.value_type)
         return kind if value == kind.value_type else value
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_plain(kind.value_type)))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
-    if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_plain(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pyarrow.map_(_plain(kind.key_type), _plain(kind.item_type))
-    return kind
+    return with_inner_fields(kind, lambda field: field.with_type(_plain(field.type)))
 
 
 def _cell(value: pyarrow.Scalar, finish: Callable[[Any], Any] | None) -> Any:

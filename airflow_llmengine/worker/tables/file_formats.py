@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from airflow_llmengine.spec.table import TableFormat
 from airflow_llmengine.worker.tables.arrow_cells import finisher
+from airflow_llmengine.worker.tables.arrow_types import inner_types, with_inner_fields
 
 ROW_GROUP_ROWS = 122_880
 """Most rows of a row group: large enough to be read fast, small enough that several readers share a file."""
@@ -313,17 +314,7 @@ def _written_in_json(kind: pyarrow.DataType) -> pyarrow.DataType:
         return _written_in_json(kind.value_type)
     if types.is_temporal(kind) or types.is_decimal(kind):
         return pyarrow.string()
-    if types.is_struct(kind):
-        return pyarrow.struct([_inner(field) for field in kind])
-    if types.is_map(kind):
-        return pyarrow.map_(_written_in_json(kind.key_type), _written_in_json(kind.item_type))
-    if types.is_list(kind):
-        return pyarrow.list_(_inner(kind.value_field))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(_inner(kind.value_field))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(_inner(kind.value_field), kind.list_size)
-    return kind
+    return with_inner_fields(kind, _inner)
 
 
 def _json_values(column: pyarrow.Array) -> list[Any]:
@@ -338,21 +329,15 @@ def _json_values(column: pyarrow.Array) -> list[Any]:
     return values if finish is None else [None if value is None else finish(value) for value in values]
 
 
-def _texts_as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
+def _is_text(kind: pyarrow.DataType) -> bool:
     types = pyarrow.types
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _texts_as_bytes(kind: pyarrow.DataType) -> pyarrow.DataType:
+    if _is_text(kind):
         return pyarrow.large_binary()
-    if types.is_struct(kind):
-        return pyarrow.struct([field.with_type(_texts_as_bytes(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pyarrow.map_(_texts_as_bytes(kind.key_type), _texts_as_bytes(kind.item_type))
-    if types.is_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_texts_as_bytes(kind.value_type)))
-    if types.is_large_list(kind):
-        return pyarrow.large_list(kind.value_field.with_type(_texts_as_bytes(kind.value_type)))
-    if types.is_fixed_size_list(kind):
-        return pyarrow.list_(kind.value_field.with_type(_texts_as_bytes(kind.value_type)), kind.list_size)
-    return kind
+    return with_inner_fields(kind, lambda field: field.with_type(_texts_as_bytes(field.type)))
 
 
 def _with_valid_texts(value: Any, kind: pyarrow.DataType) -> Any:
@@ -360,7 +345,7 @@ def _with_valid_texts(value: Any, kind: pyarrow.DataType) -> Any:
     types = pyarrow.types
     if value is None:
         return None
-    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+    if _is_text(kind):
         return value.decode("utf-8", "replace")
     if types.is_struct(kind):
         return {field.name: _with_valid_texts(value[field.name], field.type) for field in kind}
@@ -378,26 +363,20 @@ def _inner(field: pyarrow.Field) -> pyarrow.Field:
 
 def _has_inner_dictionary(kind: pyarrow.DataType) -> bool:
     """Whether there is a dictionary somewhere below the column itself."""
-    inner = (
-        [kind.value_type] if pyarrow.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
-    )
-    return any(pyarrow.types.is_dictionary(one) or _has_inner_dictionary(one) for one in inner)
+    return any(pyarrow.types.is_dictionary(one) or _has_inner_dictionary(one) for one in inner_types(kind))
 
 
 def _levels(kind: pyarrow.DataType) -> int:
     """How many types are in one another in this one."""
     if pyarrow.types.is_dictionary(kind):
         return _levels(kind.value_type)
-    return 1 + max((_levels(kind.field(place).type) for place in range(kind.num_fields)), default=0)
+    return 1 + max(map(_levels, inner_types(kind)), default=0)
 
 
 def _has_name_twice(kind: pyarrow.DataType) -> bool:
     """Whether there is a struct with two fields of one name."""
-    if pyarrow.types.is_dictionary(kind):
-        return _has_name_twice(kind.value_type)
-    fields = [kind.field(place) for place in range(kind.num_fields)]
-    twice = pyarrow.types.is_struct(kind) and len({field.name for field in fields}) < len(fields)
-    return twice or any(_has_name_twice(field.type) for field in fields)
+    twice = pyarrow.types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields
+    return twice or any(map(_has_name_twice, inner_types(kind)))
 
 
 def _line(row: dict[str, Any]) -> str:
